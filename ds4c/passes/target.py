@@ -1,0 +1,72 @@
+"""What the passes may ask a target; the answers live in `ds4c_targets`.
+
+Finding a target is by entry point (`ds4c.targets`), so the compiler imports none of them.
+"""
+
+from __future__ import annotations
+
+import importlib
+from importlib.metadata import entry_points
+from typing import Any, Protocol
+
+from numpy.typing import NDArray
+
+from ds4c.errors import TargetError
+from ds4c.ir.kernel import KernelSpec, Program
+
+
+class Target(Protocol):
+    """A code generator for one kind of device."""
+
+    @property
+    def name(self) -> str:
+        """`cpu`, `cuda`, ..."""
+        ...
+
+    def fusions(self) -> tuple[str, ...]:
+        """Names of the fusion passes this target wants, in order."""
+        ...
+
+    def weight_layout(self, op: str, operand: str, dtype: str, shape: tuple[int, ...]) -> str:
+        """How a weight is packed for that operand of that op; `row` is plain row-major."""
+        ...
+
+    def packed_bytes(self, layout: str, dtype: str, shape: tuple[int, ...]) -> int:
+        """Size of a packed weight in bytes, before rounding up to 64."""
+        ...
+
+    def pack(self, array: NDArray[Any], layout: str) -> NDArray[Any]:
+        """Packed form of a weight: a C-contiguous array of `packed_bytes` bytes."""
+        ...
+
+    def scratch_bytes(self, spec: KernelSpec) -> int:
+        """Scratch a kernel needs; raises `TargetError` if the target has no kernel for the spec."""
+        ...
+
+    def resolve_variant(self, variant: str) -> str:
+        """Checks a variant name; empty means the best one the build machine can run."""
+        ...
+
+    def variant_features(self, variant: str) -> tuple[str, ...]:
+        """CPU features (as /proc/cpuinfo spells them) that code of this variant needs."""
+        ...
+
+    def build_library(self, program: Program, variant: str, path: str, log: Any = None) -> None:
+        """Compile a program to a shared library at `path`, in a child process."""
+        ...
+
+
+def get_target(name: str) -> Target:
+    """Target by name.
+
+    Raises:
+        TargetError: there is no such target; the message lists the known ones.
+    """
+    found = {e.name: e for e in entry_points(group="ds4c.targets")}
+    if name in found:
+        return found[name].load()
+    try:  # a bare checkout has no entry points
+        return importlib.import_module(f"ds4c_targets.{name}").TARGET
+    except ModuleNotFoundError:
+        known = ", ".join(sorted(found)) or "cpu"
+        raise TargetError(f"target: expected one of {known}, got {name}") from None
