@@ -1,0 +1,74 @@
+# Everything a person or CI runs. `make demo` and `make test` are enough; the rest are their parts.
+#
+#   make PYTHON=python3.12 test     picks the interpreter that .venv is made from (3.11, 3.12 or 3.13)
+
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+# The stamp carries the folder's name: a virtual environment does not survive a move of the checkout.
+STAMP := $(VENV)/.setup-$(shell pwd | cksum | cut -d' ' -f1)
+PIP := $(BIN)/python -m pip --disable-pip-version-check
+PYTEST := $(BIN)/python -m pytest -q
+
+.DEFAULT_GOAL := help
+.PHONY: help setup host oracle demo lint format test golden proto clean distclean
+
+help:
+	@echo "make demo     set up .venv, build the bundled model for cpu, serve it, drive it with a gRPC client"
+	@echo "make test     set up .venv, lint, types, import rules, all tests"
+	@echo "make setup    only .venv            make lint     ruff, basedpyright, import rules"
+	@echo "make oracle   torch and transformers for live parity tests (CPU build only)"
+	@echo "make golden   rewrite the golden vectors (needs make oracle)      make proto    rewrite the gRPC stubs"
+	@echo "make format   ruff format and fixes      make clean    out/ and caches      make distclean    also .venv"
+
+setup: $(STAMP)
+
+# One line for each thing that a bare machine may lack, before pip says it in forty.
+host:
+	@command -v $(PYTHON) >/dev/null || { echo "setup: expected $(PYTHON), got nothing on PATH; install Python 3.11-3.13 or pass PYTHON=..." >&2; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
+	  { echo "setup: expected Python 3.11-3.13, got $$($(PYTHON) -V 2>&1); pass PYTHON=python3.12 or another" >&2; exit 1; }
+	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
+	  { echo "setup: expected the venv module, got a Python without it; apt-get install python3-venv" >&2; exit 1; }
+	@command -v g++ >/dev/null || { echo "setup: expected g++, got nothing on PATH; apt-get install g++" >&2; exit 1; }
+
+$(STAMP): pyproject.toml | host
+	@$(PIP) --version >/dev/null 2>&1 || { echo "setup: creating $(VENV) with $$($(PYTHON) -V)"; $(PYTHON) -m venv --clear $(VENV); }
+	@echo "setup: installing ds4c with its build and test tools into $(VENV)"
+	@$(PIP) install -q -e '.[build,test]'
+	@rm -f $(VENV)/.setup-*
+	@touch $@
+
+oracle: setup
+	@$(BIN)/python tools/install_oracle.py
+
+demo: setup
+	@$(BIN)/python demo/run_demo.py
+
+lint: setup
+	$(BIN)/ruff check .
+	$(BIN)/ruff format --check .
+	$(BIN)/basedpyright
+	$(BIN)/lint-imports
+
+format: setup
+	$(BIN)/ruff check --fix .
+	$(BIN)/ruff format .
+
+# Tests that measure time or need both cores are marked `serial` and run alone, after the others.
+test: lint
+	$(PYTEST) -n 2 --dist loadfile -m "not serial"
+	$(PYTEST) -m serial
+
+golden: setup
+	$(BIN)/python tools/golden/make_golden.py
+
+proto: setup
+	$(BIN)/python tools/make_stubs.py
+
+clean:
+	rm -rf out build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
+
+distclean: clean
+	rm -rf $(VENV)

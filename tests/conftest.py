@@ -1,0 +1,76 @@
+"""Shared by all tests: which tests a machine can run, the random seed, hypothesis settings.
+
+Fixtures of one topic live beside that topic, not here.
+"""
+
+import importlib.util
+import os
+from collections.abc import Callable
+
+import numpy as np
+import pytest
+from hypothesis import settings
+
+SEED = int(os.environ.get("DS4C_TEST_SEED", "20261129"))
+"""Every random test draws from this number; the header of each run prints it."""
+
+IN_CI = "CI" in os.environ
+
+# No deadline: the machines are small and shared. CI repeats the same examples, a person's runs explore.
+settings.register_profile("ds4c", deadline=None, print_blob=True, derandomize=IN_CI)
+settings.load_profile("ds4c")
+
+
+def _lacks_oracle() -> str | None:
+    lacking = [name for name in ("torch", "transformers") if importlib.util.find_spec(name) is None]
+    return f"oracle: {' and '.join(lacking)} not installed; run `make oracle`" if lacking else None
+
+
+def _lacks_peers() -> str | None:
+    return (
+        None if os.environ.get("DS4C_TEST_PEERS") else "peers: set DS4C_TEST_PEERS=1 where they are installed"
+    )
+
+
+def _lacks_device() -> str | None:
+    return (
+        None if os.environ.get("DS4C_TEST_DEVICE") else "device: set DS4C_TEST_DEVICE to the device to test"
+    )
+
+
+REQUIREMENTS: dict[str, Callable[[], str | None]] = {
+    "oracle": _lacks_oracle,
+    "peers": _lacks_peers,
+    "device": _lacks_device,
+}
+"""Marker -> what this machine lacks for it, or None."""
+
+
+def pytest_report_header() -> str:
+    return f"ds4c: seed {SEED} (DS4C_TEST_SEED), hypothesis {'derandomized' if IN_CI else 'random'}"
+
+
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """Print the seed again where a failure is read (the header is dropped by -q)."""
+    if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
+        terminalreporter.write_line(f"ds4c: repeat with DS4C_TEST_SEED={SEED}")
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    reasons = {marker: lacks() for marker, lacks in REQUIREMENTS.items()}
+    for item in items:
+        for marker, reason in reasons.items():
+            if reason is not None and item.get_closest_marker(marker) is not None:
+                item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture
+def seed() -> int:
+    """The seed of this run."""
+    return SEED
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """A fresh generator from the seed of this run."""
+    return np.random.default_rng(SEED)
