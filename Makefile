@@ -64,7 +64,7 @@ golden: setup
 	$(BIN)/python tools/golden/make_golden.py
 
 proto: setup
-	$(BIN)/python tools/make_stubs.py
+	$(BIN)/python tools/gen_proto.py
 
 clean:
 	rm -rf out build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info

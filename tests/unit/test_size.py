@@ -1,0 +1,65 @@
+"""Hard limits on the size of files and functions; over them a second topic has crept in."""
+
+import ast
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+MAX_FILE_LINES = 600
+MAX_FUNCTION_LINES = 80
+SOURCE_FOLDERS = ("ds4c", "runtime", "serve", "targets", "demo", "tools", "tests", "benchmarks")
+
+OP_CATALOGUE = ("ds4c/ir/ops.py",)
+"""A list of declarations, one op after the other: as long as there are ops."""
+
+
+def is_generated(path: Path) -> bool:
+    return "_pb2" in path.name
+
+
+def is_kernel(path: Path) -> bool:
+    """Kernels of a target: loop nests written out for the compiler, not for the reader's eye."""
+    return path.parts[0] == "targets" and any("kernel" in part for part in path.parts[1:])
+
+
+def python_files() -> list[Path]:
+    found = [file for folder in SOURCE_FOLDERS for file in sorted((ROOT / folder).rglob("*.py"))]
+    return [file.relative_to(ROOT) for file in found]
+
+
+def functions(tree: ast.Module) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:
+    for node in ast.walk(tree):
+        if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
+            yield node
+
+
+def long_functions(source: str, limit: int) -> list[str]:
+    """`name: lines` of every function longer than `limit` lines, from `def` to its last line."""
+    sizes = {node.name: (node.end_lineno or 0) - node.lineno + 1 for node in functions(ast.parse(source))}
+    return [f"{name}: {lines} lines" for name, lines in sizes.items() if lines > limit]
+
+
+def test_there_are_files_to_measure() -> None:
+    assert len(python_files()) > 20
+
+
+def test_a_long_function_is_found() -> None:
+    body = "\n".join("    x = 1" for _ in range(MAX_FUNCTION_LINES))
+    assert long_functions(f"def f():\n{body}\n", MAX_FUNCTION_LINES) == [f"f: {MAX_FUNCTION_LINES + 1} lines"]
+    assert long_functions(f"def f():\n{body}\n", MAX_FUNCTION_LINES + 1) == []
+
+
+@pytest.mark.parametrize("path", python_files(), ids=str)
+def test_size(path: Path) -> None:
+    if is_generated(path):
+        return
+    source = (ROOT / path).read_text()
+    lines = source.count("\n")
+    if not (is_kernel(path) or path.as_posix() in OP_CATALOGUE):
+        assert lines <= MAX_FILE_LINES, (
+            f"{path}: expected at most {MAX_FILE_LINES} lines, got {lines}; split it"
+        )
+    if not is_kernel(path):
+        assert long_functions(source, MAX_FUNCTION_LINES) == [], f"{path}: expected shorter functions"
