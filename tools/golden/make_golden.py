@@ -1,0 +1,153 @@
+"""Write the golden vectors `tests/golden/*.npz`: logits of transformers in float32, and of float64 NumPy.
+
+Run by `make golden` where torch and transformers are installed. Tests read the vectors without them;
+weights are not stored, they come from the seed by `ds4c.models.generate` (or are the bundled demo's).
+
+Keys of each file (T tokens, V vocabulary):
+    preset, seed, weights_sha256: what the weights are; the preset `demo` is the folder `demo/model`.
+    tokens [T] int32, positions [P] int32, logits [P, V] float32 at these positions, argmax [T] int32.
+    short<n>_tokens [n] int32 and short<n>_logits [n, V] float32 for prompts of n = 1..5 tokens.
+    positions64 [Q] int32, logits64 [Q, V] float64: tiny models only, from `reference64.py`.
+"""
+
+import argparse
+import os
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+ROOT = Path(__file__).resolve().parents[2]
+sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
+
+from golden_vectors import DEMO_FOLDER, TOLERANCE, weights_sha256  # noqa: E402
+
+from ds4c.importers.safetensors import open_checkpoint  # noqa: E402
+from ds4c.models.generate import write_checkpoint  # noqa: E402
+from ds4c.models.presets import PRESETS  # noqa: E402
+from tools.golden.reference64 import Reference64  # noqa: E402
+
+MIN_MARGIN = 1e-5
+"""Smallest accepted gap between chosen and left-out experts or rows: closer calls may flip in float32."""
+
+MAX_FILE_BYTES = 400_000
+
+DEMO_TEXT = (
+    "<｜begin▁of▁sentence｜><｜User｜>What is 12 + 30?<｜Assistant｜></think>Let me work it out: "
+    "12 + 30 is 42.<｜end▁of▁sentence｜><｜User｜>What is a session, and what does a rewind do with it?"
+    "<｜Assistant｜></think>A session is one timeline of tokens with its state. A rewind moves it to an "
+    "earlier position; what was said after that position is forgotten, and the next word is the one it "
+    "would have been anyway.<｜User｜>Hello!"
+)
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--out", type=Path, default=ROOT / "tests" / "golden", help="folder of the .npz files"
+    )
+    out: Path = parser.parse_args().out
+    import oracle_hf
+
+    if not oracle_hf.have_oracle():
+        print("golden: expected torch and transformers, got neither; run `make oracle`", file=sys.stderr)
+        return 2
+    import torch
+
+    torch.set_num_threads(1)
+    with tempfile.TemporaryDirectory() as scratch:
+        for preset, seed, num_tokens in (("tiny-128", 0, 320), ("tiny-8", 1, 90), ("demo", 0, 320)):
+            folder = DEMO_FOLDER
+            if preset != "demo":
+                folder = Path(scratch) / preset
+                write_checkpoint(PRESETS[preset], folder, seed)
+            _write(out / f"{preset}.npz", _vectors(preset, seed, folder, num_tokens))
+    return 0
+
+
+def golden_tokens(preset: str, seed: int, num_tokens: int, vocab_size: int) -> list[int]:
+    """Choose the tokens: random ids, after a chat in the demo model's own words where there is one."""
+    rng = np.random.default_rng(seed + 1000)
+    head: list[int] = []
+    if preset == "demo":
+        from tokenizers import Tokenizer
+
+        head = Tokenizer.from_file(str(DEMO_FOLDER / "tokenizer.json")).encode(DEMO_TEXT).ids
+    return [*head, *rng.integers(2, vocab_size, num_tokens).tolist()][:num_tokens]
+
+
+def _vectors(preset: str, seed: int, folder: Path, num_tokens: int) -> dict[str, Any]:
+    import oracle_hf
+
+    checkpoint = open_checkpoint(folder)
+    weights = {name: checkpoint.load(name) for name in checkpoint.names()}
+    tokens = golden_tokens(preset, seed, num_tokens, checkpoint.config.vocab_size)
+    logits = oracle_hf.hf_logits(folder, tokens)
+    reference = Reference64(checkpoint.config, weights)
+    logits64 = reference.run(tokens)
+    _check(preset, reference, logits, logits64)
+    positions = np.arange(num_tokens) if preset != "demo" else _positions(num_tokens, 60)
+    vectors: dict[str, Any] = {
+        "preset": preset,
+        "seed": seed,
+        "weights_sha256": weights_sha256(weights),
+        "tokens": np.array(tokens, dtype=np.int32),
+        "positions": positions.astype(np.int32),
+        "logits": logits[positions],
+        "argmax": logits.argmax(axis=1).astype(np.int32),
+    }
+    for length in range(1, 6):
+        short = tokens[10 * length : 11 * length]
+        vectors[f"short{length}_tokens"] = np.array(short, dtype=np.int32)
+        vectors[f"short{length}_logits"] = oracle_hf.hf_logits(folder, short)
+    if preset != "demo":
+        positions64 = _positions(num_tokens, 90)
+        vectors["positions64"] = positions64.astype(np.int32)
+        vectors["logits64"] = logits64[positions64]
+    return vectors
+
+
+def _positions(num_tokens: int, count: int) -> NDArray[np.int64]:
+    """Choose positions to store: borders of windows and of the demo's top-k first, the rest spread evenly."""
+    edges = [0, 1, 2, 3, 4, 7, *range(62, 66), *range(125, 131), *range(253, 262), num_tokens - 1]
+    chosen = {position for position in edges if position < num_tokens}
+    spread = np.linspace(0, num_tokens - 1, num_tokens).round().astype(int)
+    step = max(1, num_tokens // (count - len(chosen) + 1))
+    for position in [*spread[step // 2 :: step], *spread]:
+        if len(chosen) == min(count, num_tokens):
+            break
+        chosen.add(int(position))
+    return np.array(sorted(chosen))
+
+
+def _check(preset: str, reference: Reference64, logits: NDArray[Any], logits64: NDArray[Any]) -> None:
+    """Refuse vectors on which the two sources differ, or which hang on a close call."""
+    rms = float(np.sqrt(np.mean(logits64**2)))
+    difference = float(np.abs(logits - logits64).max())
+    margin = min(reference.expert_margin, reference.index_margin)
+    print(f"{preset}: logit rms {rms:.3f}, largest difference {difference:.2e}, smallest margin {margin:.2e}")
+    if difference > TOLERANCE * max(1.0, rms):
+        raise SystemExit(f"{preset}: expected a difference of at most {TOLERANCE * max(1.0, rms):.1e}")
+    if margin < MIN_MARGIN:
+        raise SystemExit(f"{preset}: expected a margin of at least {MIN_MARGIN}; choose another seed")
+
+
+def _write(path: Path, vectors: dict[str, Any]) -> None:
+    temporary = path.with_suffix(".tmp.npz")
+    with temporary.open("wb") as file:
+        np.savez_compressed(file, **vectors)
+        file.flush()
+        os.fsync(file.fileno())
+    size = temporary.stat().st_size
+    if size > MAX_FILE_BYTES:
+        temporary.unlink()
+        raise SystemExit(f"{path}: expected at most {MAX_FILE_BYTES} bytes, got {size}")
+    temporary.rename(path)
+    print(f"{path}: {size} bytes")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
