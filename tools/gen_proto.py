@@ -1,7 +1,7 @@
 """Generate the Python stubs of the gRPC contract with the pinned grpcio-tools.
 
-The stubs are committed; `--check` compares them with what would be generated and changes nothing. Stubs of a newer
-protobuf refuse an older runtime, so the generator is pinned and older than the runtimes that are allowed.
+The stubs are committed; `--check` compares them with what would be generated and changes nothing. Stubs of a
+newer protobuf refuse an older runtime, so the generator is pinned and older than the runtimes allowed.
 """
 
 import argparse
@@ -20,15 +20,17 @@ GENERATOR_VERSION = "1.81.1"
 def generate(folder: Path) -> dict[str, bytes]:
     """Run protoc into `folder` and return the bytes of each stub by name.
 
-    The virtual path `ds4c_serve/v1` makes the stubs import each other as `ds4c_serve.v1`, while the proto package
-    stays `ds4c.v1`.
+    The virtual path `ds4c_serve/v1` makes the stubs import each other as `ds4c_serve.v1`, while the proto
+    package stays `ds4c.v1`.
 
     Raises:
         RuntimeError: another version of grpcio-tools is installed, or protoc failed.
     """
     found = metadata.version("grpcio-tools")
     if found != GENERATOR_VERSION:
-        raise RuntimeError(f"proto generation failed: expected grpcio-tools {GENERATOR_VERSION}, got {found}; install that")
+        raise RuntimeError(
+            f"proto generation failed: expected grpcio-tools {GENERATOR_VERSION}, got {found}; install that"
+        )
     from grpc_tools import protoc  # only the generator needs it
 
     includes = Path(protoc.__file__).parent / "_proto"
@@ -44,7 +46,9 @@ def generate(folder: Path) -> dict[str, bytes]:
         ]
     )
     if code != 0:
-        raise RuntimeError(f"proto generation failed: expected exit code 0 of protoc, got {code}; see its output above")
+        raise RuntimeError(
+            f"proto generation failed: expected exit code 0 of protoc, got {code}; see its output above"
+        )
     return {name: (folder / "ds4c_serve" / "v1" / name).read_bytes() for name in STUB_NAMES}
 
 
@@ -53,12 +57,16 @@ def stale_stubs() -> list[str]:
     with tempfile.TemporaryDirectory() as scratch:
         fresh = generate(Path(scratch))
     committed = {name: (STUB_FOLDER / name) for name in STUB_NAMES}
-    return [name for name, path in committed.items() if not path.is_file() or path.read_bytes() != fresh[name]]
+    return [
+        name for name, path in committed.items() if not path.is_file() or path.read_bytes() != fresh[name]
+    ]
 
 
 def main() -> int:
     """Write the stubs, or with `--check` name the stale ones and exit 3."""
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser = argparse.ArgumentParser(
+        description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
+    )
     parser.add_argument("--check", action="store_true", help="compare only; exit 3 if a stub is stale")
     if parser.parse_args().check:
         stale = stale_stubs()

@@ -1,1 +1,1 @@
-"""TODO-doc."""
+"""The command line: `main.py` finds the commands, one file each."""

@@ -1,0 +1,206 @@
+"""What every command shares: exit codes, one-line failures, JSON results, progress on stderr.
+
+Imports only the standard library and typer, so that every command works from the base install.
+"""
+
+import json
+import os
+import signal
+import sys
+import threading
+from collections.abc import Generator, Mapping, Sequence
+from contextlib import contextmanager
+from enum import IntEnum
+from importlib import metadata
+from pathlib import Path
+from types import FrameType
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+
+import typer
+
+from ds4c.errors import Ds4cError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+
+class ExitCode(IntEnum):
+    """Exit codes of every command; stable."""
+
+    OK = 0
+    FAILED = 1
+    USAGE = 2
+    CHECK_FAILED = 3
+    MALFORMED = 4
+    UNUSABLE = 5
+    MEMORY = 6
+    UNREACHABLE = 7
+    INTERRUPTED = 130
+    TERMINATED = 143
+
+
+class CommandFailure(Exception):
+    """A command failed for a reason of its own; the message is the line that is printed."""
+
+    def __init__(self, message: str, exit_code: ExitCode = ExitCode.FAILED):
+        super().__init__(message)
+        self.exit_code = exit_code
+
+
+JsonOption = Annotated[
+    bool, typer.Option("--json", envvar="DS4C_JSON", help="Print one JSON document on stdout.")
+]
+ArtifactArgument = Annotated[
+    Path, typer.Argument(help="Artifact folder made by `ds4c build`.", metavar="DIR", show_default=False)
+]
+
+# Exit codes of runtime errors by class name, looked up along the class's bases; everything else exits 1.
+_RUNTIME_EXIT_CODES: Mapping[str, ExitCode] = {
+    "ArtifactError": ExitCode.MALFORMED,
+    "DeviceError": ExitCode.UNUSABLE,
+    "MemoryBudgetError": ExitCode.MEMORY,
+    "InvalidRequestError": ExitCode.USAGE,
+    "ContextLengthError": ExitCode.USAGE,
+    "PositionOutOfRangeError": ExitCode.USAGE,
+}
+
+# Top-level modules that come with an extra and not with the base install.
+_EXTRA_OF_MODULE: Mapping[str, str] = {
+    "tvm": "build",
+    "xdsl": "build",
+    "safetensors": "build",
+    "ml_dtypes": "build",
+    "ds4c_targets": "build",
+    "torch": "oracle",
+    "transformers": "oracle",
+}
+
+
+def describe_failure(error: BaseException) -> tuple[str, int] | None:
+    """Give the line to print and the exit code for an expected failure.
+
+    Returns:
+        `(line, exit code)`, or None for an error that is a defect and deserves its traceback.
+    """
+    if isinstance(error, (Ds4cError, CommandFailure)):
+        return str(error), int(error.exit_code)
+    if isinstance(error, ModuleNotFoundError):
+        return _describe_missing_module(error)
+    if isinstance(error, OSError):
+        named = f"{error.filename}: " if error.filename else ""
+        return f"{named}{error.strerror or error}", int(ExitCode.FAILED)
+    if _is_runtime_failure(error):
+        names = [base.__name__ for base in type(error).__mro__]
+        codes = [_RUNTIME_EXIT_CODES[name] for name in names if name in _RUNTIME_EXIT_CODES]
+        return str(error), int(codes[0] if codes else ExitCode.FAILED)
+    return None
+
+
+def _is_runtime_failure(error: BaseException) -> bool:
+    """Tell whether the error belongs to the runtime's tree, without importing the runtime for it."""
+    module = sys.modules.get("ds4c_runtime.errors")
+    return module is not None and isinstance(error, module.RuntimeFailure)
+
+
+def _describe_missing_module(error: ModuleNotFoundError) -> tuple[str, int] | None:
+    root = (error.name or "").partition(".")[0]
+    extra = _EXTRA_OF_MODULE.get(root)
+    if extra is None:
+        return None
+    return (
+        f"command needs the extra `{extra}`: expected module {root}, got none; pip install 'ds4c[{extra}]'",
+        int(ExitCode.UNUSABLE),
+    )
+
+
+def usage_error(message: str) -> NoReturn:
+    """End the command with exit code 2 and one line.
+
+    Raises:
+        CommandFailure: always.
+    """
+    raise CommandFailure(message, ExitCode.USAGE)
+
+
+def one_line(text: str) -> str:
+    """Fold a message into one line; line breaks become `; `."""
+    return "; ".join(part.strip() for part in text.splitlines() if part.strip())
+
+
+def print_failure(line: str) -> None:
+    """Print one failure line on stderr."""
+    print(f"error: {one_line(line)}", file=sys.stderr, flush=True)
+
+
+def print_json(document: Mapping[str, Any] | Sequence[Any]) -> None:
+    """Print the result of a reading command: one JSON document on stdout, keys in the order given."""
+    sys.stdout.write(json.dumps(document, indent=2, ensure_ascii=False) + "\n")
+    sys.stdout.flush()
+
+
+def print_result(text: str) -> None:
+    """Print a line of the result on stdout; everything else goes to stderr."""
+    sys.stdout.write(text + "\n")
+    sys.stdout.flush()
+
+
+def print_note(text: str) -> None:
+    """Print a line that is no part of the result on stderr."""
+    print(text, file=sys.stderr, flush=True)
+
+
+def error_console() -> "Console":
+    """Console for progress and tables that are no part of the result; plain where stderr is no terminal."""
+    from rich.console import Console
+
+    return Console(stderr=True, highlight=False)
+
+
+def result_console() -> "Console":
+    """Console for tables that are the result; plain where stdout is no terminal."""
+    from rich.console import Console
+
+    return Console(highlight=False)
+
+
+def package_version(name: str = "ds4c") -> str:
+    """Version of an installed distribution; `0+source` for one that is imported from a source tree only."""
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return "0+source"
+
+
+def format_bytes(count: int) -> str:
+    """Write a number of bytes with a binary unit, for people."""
+    value, unit = float(count), "B"
+    for larger in ("KiB", "MiB", "GiB", "TiB"):
+        if value < 1024:
+            break
+        value, unit = value / 1024, larger
+    return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
+
+
+@contextmanager
+def terminate_as_exit() -> Generator[None]:
+    """Turn SIGTERM into exit code 143 with the clean-up of `finally` blocks, and put the old handler back.
+
+    Outside the main thread signals cannot be handled, so there it does nothing.
+    """
+    if threading.current_thread() is not threading.main_thread():
+        yield
+        return
+
+    def leave(_signal: int, _frame: FrameType | None) -> NoReturn:
+        raise SystemExit(int(ExitCode.TERMINATED))
+
+    previous = signal.signal(signal.SIGTERM, leave)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGTERM, previous)
+
+
+def silence_broken_pipe() -> None:
+    """Point stdout at nothing, so that closing it after the reader left prints no second error."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

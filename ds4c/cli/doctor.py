@@ -1,0 +1,150 @@
+"""`ds4c doctor`: what this machine can build and run; reads only, and works without any extra."""
+
+import importlib.util
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+import typer
+
+from ds4c.cli.common import JsonOption, format_bytes, package_version, print_json, print_result
+
+_PACKAGES = (
+    "ds4c",
+    "numpy",
+    "apache-tvm-ffi",
+    "apache-tvm",
+    "xdsl",
+    "safetensors",
+    "tokenizers",
+    "grpcio",
+    "protobuf",
+    "torch",
+    "transformers",
+)
+_MODULES_OF_BUILD = ("tvm", "xdsl", "safetensors", "ml_dtypes")
+_CPU_FEATURES = tuple(
+    "avx2 fma f16c avx512f avx512bw avx512vl avx512_vnni avx512_bf16 amx_int8 asimd sve".split()
+)
+_BASELINE = ("avx2", "fma")
+
+
+def register(app: typer.Typer) -> None:
+    """Add `doctor`."""
+    app.command("doctor")(doctor)
+
+
+def doctor(as_json: JsonOption = False) -> None:
+    """Show what this machine can build and run: processor, memory, devices, compiler, package versions.
+
+    Example: ds4c doctor --json
+    """
+    report = collect()
+    if as_json:
+        print_json(report)
+        return
+    for line in describe(report):
+        print_result(line)
+
+
+def collect() -> dict[str, Any]:
+    """Gather the report; every value is plain JSON."""
+    features = cpu_features()
+    return {
+        "python": {"version": platform.python_version(), "executable": sys.executable},
+        "system": platform.platform(),
+        "cpu": {
+            "architecture": platform.machine(),
+            "model": _cpu_field("model name") or platform.processor(),
+            "cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+            "features": features,
+            "runs_cpu_generic": all(name in features for name in _BASELINE),
+        },
+        "memory": memory_bytes(),
+        "devices": devices(),
+        "compiler": compiler(),
+        "packages": {name: _installed(name) for name in _PACKAGES},
+        "can_build": all(importlib.util.find_spec(name) is not None for name in _MODULES_OF_BUILD),
+        "proto": "ds4c.v1",
+    }
+
+
+def cpu_features() -> list[str]:
+    """The instruction sets ds4c asks about that this processor has; empty where the system does not tell."""
+    flags = set((_cpu_field("flags") or _cpu_field("Features") or "").split())
+    return [name for name in _CPU_FEATURES if name in flags]
+
+
+def _cpu_field(key: str) -> str:
+    path = Path("/proc/cpuinfo")
+    if not path.is_file():
+        return ""
+    for line in path.read_text(errors="replace").splitlines():
+        name, _, value = line.partition(":")
+        if name.strip() == key:
+            return value.strip()
+    return ""
+
+
+def memory_bytes() -> dict[str, int | None]:
+    """Physical and available memory, bytes; None where the system does not tell."""
+    path = Path("/proc/meminfo")
+    found: dict[str, int] = {}
+    if path.is_file():
+        for line in path.read_text().splitlines():
+            name, _, rest = line.partition(":")
+            if name in ("MemTotal", "MemAvailable"):
+                found[name] = int(rest.split()[0]) * 1024
+    return {"total": found.get("MemTotal"), "available": found.get("MemAvailable")}
+
+
+def devices() -> list[str]:
+    """Devices seen without loading a driver: `cpu`, and the GPUs their driver's files tell of."""
+    seen = ["cpu"]
+    if Path("/proc/driver/nvidia/version").exists():
+        seen.append("cuda")
+    if Path("/dev/kfd").exists():
+        seen.append("rocm")
+    if sys.platform == "darwin" and platform.machine() == "arm64":
+        seen.append("metal")
+    return seen
+
+
+def compiler() -> dict[str, str | None]:
+    """The C++ compiler that `ds4c build` links with, and its first line of `--version`."""
+    path = shutil.which(os.environ.get("CXX", "g++")) or shutil.which("clang++")
+    if path is None:
+        return {"path": None, "version": None}
+    done = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=10, check=False)
+    return {"path": path, "version": done.stdout.splitlines()[0] if done.stdout else None}
+
+
+def _installed(name: str) -> str | None:
+    version = package_version(name)
+    return None if version == "0+source" and name != "ds4c" else version
+
+
+def describe(report: Mapping[str, Any]) -> list[str]:
+    """The report as lines for people."""
+    cpu, memory, build = report["cpu"], report["memory"], report["compiler"]
+    total, free = (
+        "unknown" if memory[key] is None else format_bytes(memory[key]) for key in ("total", "available")
+    )
+    can_build = "available" if report["can_build"] else "not available: pip install 'ds4c[build]'"
+    lines = [
+        f"python     {report['python']['version']}  {report['python']['executable']}",
+        f"system     {report['system']}",
+        f"cpu        {cpu['model']} ({cpu['architecture']}), {cpu['cores']} cores",
+        f"features   {' '.join(cpu['features']) or 'none known'}",
+        f"memory     {total}, {free} available",
+        f"devices    {' '.join(report['devices'])}",
+        f"compiler   {build['version'] or 'none found: install g++'}",
+        f"build      {can_build}",
+    ]
+    packages = report["packages"].items()
+    return lines + [f"package    {name} {version or 'not installed'}" for name, version in packages]
