@@ -13,8 +13,9 @@ and add NAME with its one-line help to `COMMANDS` below. A command
 - carries an example in its docstring, which is its `--help`; a paragraph that begins with "Example" keeps
   its lines.
 
-Every option of a command can also be set by the environment variable DS4C_COMMAND_PARAMETER (`--grpc-listen`
-of `ds4c serve` is DS4C_SERVE_GRPC_LISTEN), `--json` of every command by DS4C_JSON. Tests call `main([...])`, which returns the exit code.
+Every option of a command can also be set by an environment variable DS4C_COMMAND_PARAMETER (`--grpc-listen`
+of `ds4c serve` is DS4C_SERVE_GRPC_LISTEN), `--json` of every command by DS4C_JSON. Tests call `main([...])`,
+which returns the exit code.
 """
 
 import importlib
@@ -39,7 +40,7 @@ COMMANDS: dict[str, str] = {
     "doctor": "Show what this machine can build and run.",
 }
 
-# The base of all command line errors, by way of a public subclass: typer's releases keep it in different places.
+# Base of all command line errors, by way of a public subclass: where it lives differs between typer releases.
 _LineError: type[Exception] = next(
     base for base in typer.BadParameter.__mro__ if base.__name__ == "ClickException"
 )
