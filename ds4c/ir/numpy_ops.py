@@ -64,7 +64,7 @@ def rms_norm(x: Array, gain: Array | None, eps: float) -> Array:
 
 def head_norm(x: Array, heads: int, eps: float) -> Array:
     """Weightless rms norm of each head: `[T, H*D]` -> `[T, H*D]`."""
-    return rms_norm(x.reshape(len(x), heads, -1), None, eps).reshape(x.shape)
+    return rms_norm(x.reshape(len(x), heads, x.shape[1] // heads), None, eps).reshape(x.shape)
 
 
 def rope_table(positions: Array, coarse: Array, fine: Array, dtype: Any) -> Array:
@@ -84,7 +84,7 @@ def rope_table(positions: Array, coarse: Array, fine: Array, dtype: Any) -> Arra
 def rope(x: Array, table: Array, heads: int, inverse: bool) -> Array:
     """Rotate adjacent pairs of the last `r` channels of each head; `inverse` by the negative angle."""
     t, r = len(x), 2 * table.shape[2]
-    y = x.reshape(t, heads, -1).copy()
+    y = x.reshape(t, heads, x.shape[1] // heads).copy()
     cos, sin = table[:, None, 0], table[:, None, 1] * (-1 if inverse else 1)
     tail = y[..., -r:]
     a, b = tail[..., 0::2].copy(), tail[..., 1::2].copy()
@@ -127,7 +127,7 @@ def hc_mix(
     """
     t, n = x.shape[0], x.shape[1]
     e = x.dtype.type(eps)
-    m = linear(rms_norm(x.reshape(t, -1), None, norm_eps), fn)
+    m = linear(rms_norm(x.reshape(t, n * x.shape[2]), None, norm_eps), fn)
     pre = sigmoid(m[:, :n] * scale[0] + base[:n]) + e
     post = 2 * sigmoid(m[:, n : 2 * n] * scale[1] + base[n : 2 * n])
     z = (m[:, 2 * n :] * scale[2] + base[2 * n :]).reshape(t, n, n)
@@ -152,7 +152,7 @@ def hc_post(x: Array, y: Array, post: Array, mix: Array) -> Array:
 
 def hc_collapse(x: Array, fn: Array, base: Array, scale: Array, eps: float, norm_eps: float) -> Array:
     """Final collapse of the streams: `sum_j (sigmoid(fn @ rms(x) * scale + base) + eps)[j] * x[j]`."""
-    m = linear(rms_norm(x.reshape(len(x), -1), None, norm_eps), fn)
+    m = linear(rms_norm(x.reshape(len(x), x.shape[1] * x.shape[2]), None, norm_eps), fn)
     return hc_pre(x, sigmoid(m * scale[0] + base) + x.dtype.type(eps))
 
 

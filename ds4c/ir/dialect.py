@@ -1,0 +1,47 @@
+"""The `ds4` dialect object, and contexts to parse and print modules with."""
+
+from __future__ import annotations
+
+from io import StringIO
+
+from xdsl.context import Context
+from xdsl.dialects.builtin import Builtin, ModuleOp
+from xdsl.dialects.func import Func
+from xdsl.ir import Dialect
+from xdsl.parser import Parser
+from xdsl.printer import Printer
+
+from ds4c.ir.attention_ops import ATTENTION_OPS
+from ds4c.ir.state_ops import STATE_OPS
+from ds4c.ir.tensor_ops import TENSOR_OPS
+from ds4c.ir.types import BlockType, RowsType, StateKindAttr, StateType
+
+DS4 = Dialect(
+    "ds4", [*STATE_OPS, *TENSOR_OPS, *ATTENTION_OPS], [StateKindAttr, StateType, BlockType, RowsType]
+)
+
+
+def make_context() -> Context:
+    """Context that knows builtin, func and ds4."""
+    ctx = Context()
+    for dialect in (Builtin, Func, DS4):
+        ctx.load_dialect(dialect)
+    return ctx
+
+
+def parse_module(text: str, name: str = "<text>") -> ModuleOp:
+    """Parse and verify a module.
+
+    Raises:
+        xdsl.utils.exceptions.ParseError, VerifyException: with line and column, or the op that is wrong.
+    """
+    module = Parser(make_context(), text, name).parse_module()
+    module.verify()
+    return module
+
+
+def print_module(module: ModuleOp) -> str:
+    """Text form; `parse_module` of it gives an equal module."""
+    out = StringIO()
+    Printer(stream=out).print_op(module)
+    return out.getvalue() + "\n"
