@@ -57,6 +57,15 @@ def parse_config(data: Mapping[str, object], source: str) -> ModelConfig:
         MalformedInputError: Another architecture, or missing, contradictory or unsupported keys.
     """
     reader = KeyReader(source, data)
+    try:
+        return _parse(reader)
+    except MalformedInputError as error:
+        # What `ModelConfig` itself refuses does not know the file.
+        text = str(error)
+        raise error if text.startswith(source) else reader.fail(text) from None
+
+
+def _parse(reader: KeyReader) -> ModelConfig:
     _check_architecture(reader)
     reader.require([*((name,) for name in PLAIN_INTEGERS + PLAIN_REALS), *_ALTERNATIVES])
     for key, expected in _FIXED_VALUES:
@@ -66,21 +75,17 @@ def parse_config(data: Mapping[str, object], source: str) -> ModelConfig:
     num_layers = integers["num_hidden_layers"]
     rope_dim = _rope_dim(reader, integers["head_dim"])
     rope_theta, compress_rope_theta, yarn = _rope(reader, rope_dim / integers["head_dim"])
-    try:
-        return ModelConfig(
-            **integers,  # pyright: ignore[reportArgumentType]
-            **reals,  # pyright: ignore[reportArgumentType]
-            qk_rope_head_dim=rope_dim,
-            compress_ratios=_compress_ratios(reader, num_layers),
-            hash_layers=_hash_layers(reader, num_layers),
-            rope_theta=rope_theta,
-            compress_rope_theta=compress_rope_theta,
-            rope_scaling=yarn,
-            eos_token_ids=_eos_token_ids(reader),
-        )
-    except MalformedInputError as error:
-        text = str(error)
-        raise error if text.startswith(source) else reader.fail(text) from None
+    return ModelConfig(
+        **integers,  # pyright: ignore[reportArgumentType]
+        **reals,  # pyright: ignore[reportArgumentType]
+        qk_rope_head_dim=rope_dim,
+        compress_ratios=_compress_ratios(reader, num_layers),
+        hash_layers=_hash_layers(reader, num_layers),
+        rope_theta=rope_theta,
+        compress_rope_theta=compress_rope_theta,
+        rope_scaling=yarn,
+        eos_token_ids=_eos_token_ids(reader),
+    )
 
 
 def _check_architecture(reader: KeyReader) -> None:
