@@ -87,7 +87,9 @@ class Machine:
         }
 
     def _rows(self, decl: StateOp) -> int:
-        return decl.capacity or -(-self.context // decl.row_every)
+        if decl.capacity is not None:
+            return decl.capacity
+        return -(-self.context // decl.row_every) if decl.state_kind is StateKind.APPEND else self.context
 
     def weight(self, name: str) -> Array:
         """Weight in the machine's precision; angle tables stay float64."""
@@ -297,7 +299,7 @@ def write(f: Frame) -> Sequence[Any]:
 def append(f: Frame) -> Sequence[Any]:
     """Append write."""
     state = f.writable("state")
-    np_ops.append(state.rows, f["rows"], f["windows"], state.decl.row_every)
+    np_ops.append(state.rows, f["rows"], f["at"], state.decl.row_every)
     return (state,)
 
 
@@ -396,12 +398,15 @@ def restore(f: Frame) -> Sequence[Any]:
 @rule
 def fork(f: Frame) -> Sequence[Any]:
     """Rows of one slot copied to another; dead rows of the target become NaN."""
-    state, at = f.writable("state"), f["at"]
-    source, target = f["source"], f["target"]
+    state = f.writable("state")
+    if f["args"] is not None:
+        source, target, first, at = (int(v) for v in f["args"])
+    else:
+        source, target, first, at = f["source"], f["target"], f["first"], f["at"]
     if state.decl.state_kind is StateKind.APPEND:
         live = np.arange(at // state.decl.row_every)
     else:
-        live = _ring_positions(state.decl, f["first"], at) % state.rows.shape[1]
+        live = _ring_positions(state.decl, first, at) % state.rows.shape[1]
     kept = state.rows[source, live].copy()
     state.rows[target] = np.nan
     state.rows[target, live] = kept

@@ -63,7 +63,10 @@ class StateOp(IRDLOperation):
     live = opt_prop_def(AffineMapAttr)
     offset = opt_prop_def(Int)
     traits = traits_def(SymbolOpInterface())
-    assembly_format = "$sym_name $kind `:` $row `every` $every (`reads` $reads^)? (`live` $live^)? (`offset` $offset^)? attr-dict"
+    assembly_format = (
+        "$sym_name $kind `:` $row `every` $every (`reads` $reads^)? (`live` $live^)? "
+        "(`offset` $offset^)? attr-dict"
+    )
 
     @staticmethod
     def make(name: str, kind: StateKind, row: TensorType, every: int, reads: AffineMap | None) -> StateOp:
@@ -208,16 +211,19 @@ class WriteOp(IRDLOperation):
 
 @irdl_op_definition
 class AppendOp(IRDLOperation):
-    """Rows of the windows that the block closes go to rows `position // every` of an append state."""
+    """Rows of the windows that the block closes go to rows `position // every` of an append state.
+
+    `at` is the block of windows that `ds4.windows` yields.
+    """
 
     name = "ds4.append"
     T: ClassVar = VarConstraint("T", BaseAttr(StateType))
     state = operand_def(T)
     rows = operand_def(TensorType)
-    windows = operand_def(BlockType)
+    at = operand_def(BlockType)
     res = result_def(T)
     traits = traits_def(Pure(), StateSymbolUser(), StateAccess(writes=("state",)), WrittenOnce())
-    assembly_format = "$state `,` $rows `windows` $windows attr-dict `:` type($state) `,` type($rows)"
+    assembly_format = "$state `,` $rows `at` $at attr-dict `:` type($state) `,` type($rows)"
 
 
 @irdl_op_definition

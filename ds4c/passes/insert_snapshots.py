@@ -1,0 +1,114 @@
+"""`insert-snapshots`: snapshot, restore, fork and rewind functions, from the declarations alone."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from xdsl.context import Context
+from xdsl.dialects import func
+from xdsl.dialects.builtin import DYNAMIC_INDEX, IndexType, ModuleOp, TensorType
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
+from xdsl.passes import ModulePass
+
+from ds4c.ir.state_ops import CloseOp, ForkOp, OpenOp, RestoreOp, RewindOp, SnapshotOp, StateOp, states_of
+from ds4c.ir.types import StateKind
+from ds4c.passes.plan import Plan
+
+
+@dataclass(frozen=True)
+class InsertSnapshots(ModulePass):
+    """No list of buffers is written by hand anywhere: the functions cover every declared state."""
+
+    name = "insert-snapshots"
+
+    def apply(self, ctx: Context, op: ModuleOp) -> None:
+        """Add `@snapshot`, `@restore`, `@fork` and `@rewind`; states must be planned."""
+        plan = Plan.of(op, self.name)
+        decls = [d for d in states_of(op) if d.state_kind is not StateKind.HOST]
+        for function in (_snapshot(decls), _restore(decls), _fork(decls), _rewind(plan.horizon)):
+            op.body.block.add_op(function)
+
+
+def _function(
+    name: str,
+    arguments: Sequence[tuple[str, Attribute]],
+    results: Sequence[Attribute],
+    body: Callable[[Block, Sequence[SSAValue]], Sequence[SSAValue]],
+) -> func.FuncOp:
+    types = [t for _, t in arguments]
+    block = Block(arg_types=types)
+    for (hint, _), value in zip(arguments, block.args, strict=True):
+        value.name_hint = hint
+    block.add_op(func.ReturnOp(*body(block, block.args)))
+    return func.FuncOp(name, (types, list(results)), Region(block))
+
+
+def _rows(decl: StateOp) -> TensorType[Attribute]:
+    return TensorType(decl.row.element_type, [DYNAMIC_INDEX, *decl.row.get_shape()[1:]])
+
+
+def _index(*names: str) -> list[tuple[str, Attribute]]:
+    return [(n, IndexType()) for n in names]
+
+
+def _snapshot(decls: Sequence[StateOp]) -> func.FuncOp:
+    def body(block: Block, args: Sequence[SSAValue]) -> list[SSAValue]:
+        out: list[SSAValue] = []
+        for decl in decls:
+            opened = OpenOp.of(decl.state_name)
+            copy = SnapshotOp(operands=[opened.res, *args], result_types=[_rows(decl)])
+            block.add_ops([opened, copy])
+            out.append(copy.res)
+        return out
+
+    return _function("snapshot", _index("slot", "at"), [_rows(d) for d in decls], body)
+
+
+def _replacing(
+    decls: Sequence[StateOp], make: Callable[[int, SSAValue], Operation]
+) -> Callable[[Block, Sequence[SSAValue]], Sequence[SSAValue]]:
+    """Body that opens every state, replaces it by `make(index, opened)` and closes it."""
+
+    def body(block: Block, args: Sequence[SSAValue]) -> Sequence[SSAValue]:
+        for i, decl in enumerate(decls):
+            opened = OpenOp.of(decl.state_name)
+            op = make(i, opened.res)
+            block.add_ops([opened, op, CloseOp(operands=[op.results[0]])])
+        return ()
+
+    return body
+
+
+def _restore(decls: Sequence[StateOp]) -> func.FuncOp:
+    rows = [(d.state_name.replace(".", "_"), _rows(d)) for d in decls]
+
+    def body(block: Block, args: Sequence[SSAValue]) -> Sequence[SSAValue]:
+        slot, at, *saved = args
+
+        def make(i: int, state: SSAValue) -> Operation:
+            return RestoreOp(operands=[state, saved[i], slot, at], result_types=[state.type])
+
+        return _replacing(decls, make)(block, args)
+
+    return _function("restore", [*_index("slot", "at"), *rows], [], body)
+
+
+def _fork(decls: Sequence[StateOp]) -> func.FuncOp:
+    def body(block: Block, args: Sequence[SSAValue]) -> Sequence[SSAValue]:
+        def make(i: int, state: SSAValue) -> Operation:
+            return ForkOp(operands=[state, *args], result_types=[state.type])
+
+        return _replacing(decls, make)(block, args)
+
+    return _function("fork", _index("source", "target", "first", "at"), [], body)
+
+
+def _rewind(horizon: int) -> func.FuncOp:
+    def body(block: Block, args: Sequence[SSAValue]) -> Sequence[SSAValue]:
+        to, position, high_water, floor = args
+        op = RewindOp.make(to, position, high_water, floor, horizon)
+        block.add_op(op)
+        return [op.res]
+
+    return _function("rewind", _index("to", "position", "high_water", "floor"), [IndexType()], body)

@@ -1,0 +1,118 @@
+"""Ring arithmetic without an IR: the smallest capacity for a read set, and its proof by execution.
+
+Model of a session: position `c`, high water `h = c + d` (one past the highest row ever written). A block of
+`q` rows at `c` first reads, then writes rows `c .. c+q-1` (only the last `capacity` of them). The position may then move to
+any `c'` with `h' - distance <= c' <= c + q`.
+
+Lemma (read before write): rings are read before the block's rows are written and window starts never move
+back, so of all queries of a block the first that fires reads the oldest rows; if it reads right rows, all do.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Ints = NDArray[np.int64]
+
+
+@dataclass(frozen=True)
+class ReadSet:
+    """Which rows a reader wants: at `p` with `(p + 1) % every == 0`, rows `window(p)` (first, last)."""
+
+    window: Callable[[int], tuple[int, int]]
+    every: int
+
+    def first_fire(self, position: int) -> int:
+        """First position at or after `position` whose query reads."""
+        return position + (-(position + 1)) % self.every
+
+    def begin(self, position: int) -> int:
+        """First row wanted by the next query that fires at or after `position`."""
+        return self.window(self.first_fire(position))[0]
+
+
+@dataclass(frozen=True)
+class CounterExample:
+    """A session state in which a ring of that capacity gives a wrong row."""
+
+    position: int
+    high_water: int
+    query: int
+    wanted: int
+    found: int
+
+    def __str__(self) -> str:
+        what = "newer token" if self.found > self.wanted else "older token"
+        return (
+            f"position {self.position}, high water {self.high_water}: the query at {self.query} wants the row of "
+            f"position {self.wanted}, its slot holds position {self.found} ({what})"
+        )
+
+
+def derive_capacity(reads: ReadSet, distance: int) -> int:
+    """Smallest ring capacity for rewinds of up to `distance` below the high water; enumerates every phase."""
+    base = 1 << 20
+    base -= base % reads.every
+    need = 1
+    for c in range(base, base + reads.every):
+        begin = reads.begin(c)
+        if begin < c:
+            need = max(need, c + distance - begin)
+    return need
+
+
+def prove(reads: ReadSet, capacity: int, distance: int) -> CounterExample | None:
+    """Execute every phase of a ring of `capacity` rows; None if no query ever reads a wrong row.
+
+    Invariant J(c, d): slot row `k` holds the latest position `t < c + d` with `t = k mod capacity`. From every J(c, d)
+    with `d <= distance`, the first query that fires must find its rows, and every block must leave J again.
+    Starts cover the first lap of the ring and a full period after it.
+    """
+    starts = capacity + reads.every + _reach(reads) + 1
+    slots = np.arange(capacity)
+    widths = sorted({*range(1, 9), reads.every, capacity - 1, capacity, capacity + 1, 2 * capacity + 3} - {0})
+    for c in range(starts):
+        high = c + np.arange(distance + 1)
+        ring = _latest(high, slots)
+        bad = _check_reads(reads, ring, c)
+        if bad is not None:
+            return bad
+        for q in widths:
+            after = _write(ring, c, q)
+            if (after != _latest(np.maximum(high, c + q), slots)).any():
+                d = int(np.argwhere((after != _latest(np.maximum(high, c + q), slots)).any(axis=1))[0][0])
+                return CounterExample(c, c + d, c + q, c + q - 1, -1)
+    return None
+
+
+def _reach(reads: ReadSet) -> int:
+    base = 4096 - 4096 % reads.every + reads.every
+    return max(c - reads.begin(c) for c in range(base, base + reads.every))
+
+
+def _latest(high: Ints, slots: Ints) -> Ints:
+    """`[d, slot]`: latest position below each high water in each slot row; negative if never written."""
+    last = high[:, None] - 1
+    return last - (last - slots[None, :]) % len(slots)
+
+
+def _write(ring: Ints, c: int, q: int) -> Ints:
+    out = ring.copy()
+    positions = np.arange(c + max(0, q - ring.shape[1]), c + q)
+    out[:, positions % ring.shape[1]] = positions
+    return out
+
+
+def _check_reads(reads: ReadSet, ring: Ints, c: int) -> CounterExample | None:
+    query = reads.first_fire(c)
+    first, last = reads.window(query)
+    wanted = np.arange(max(0, first), min(last, c - 1) + 1)
+    wrong = ring[:, wanted % ring.shape[1]] != wanted
+    if not wrong.any():
+        return None
+    d, k = (int(i) for i in np.argwhere(wrong)[0])
+    return CounterExample(c, c + d, query, int(wanted[k]), int(ring[d, wanted[k] % ring.shape[1]]))
