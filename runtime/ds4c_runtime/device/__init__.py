@@ -1,1 +1,1 @@
-"""TODO-doc."""
+"""Devices: where the arenas live and who runs the kernels. The only place that may load tvm-ffi."""

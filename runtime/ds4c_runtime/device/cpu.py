@@ -1,0 +1,147 @@
+"""The CPU: loads compiled kernels through tvm-ffi and calls them on host memory.
+
+Needs neither the compiler nor TVM's Python package: the artifact brings its own runtime library.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import os
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ds4c_runtime.device.base import Arena
+from ds4c_runtime.device.memory import ALIGNMENT, aligned_zeros, map_file
+from ds4c_runtime.errors import ArtifactError, DeviceError
+from ds4c_runtime.manifest import Manifest
+
+CPUINFO = Path("/proc/cpuinfo")
+_ALIASES = {
+    "pni": "sse3",
+    "abm": "lzcnt",
+    "bmi": "bmi1",
+    "cx16": "cmpxchg16b",
+    "lahflm": "lahf",
+    "sahf": "lahf",
+}
+
+
+class CpuDevice:
+    """Kernels on host threads."""
+
+    name = "cpu"
+
+    def __init__(self) -> None:
+        self._entries: dict[str, Callable[..., object]] = {}
+        self._from_dlpack: Callable[..., Any] | None = None
+        self._tensors: dict[int, tuple[Arena, Any]] = {}
+        self._weights: Arena = aligned_zeros(0)
+
+    @property
+    def weights(self) -> Arena:
+        """The mapped `weights.bin`."""
+        return self._weights
+
+    def load(self, folder: Path, manifest: Manifest, threads: int) -> None:
+        """Load `libtvm_runtime.so`, `kernels.so` and map `weights.bin`.
+
+        Raises:
+            DeviceError: wrong target, missing CPU features, another tvm-ffi version.
+            ArtifactError: a library cannot be loaded or lacks an entry point.
+        """
+        if manifest.target.name != self.name:
+            raise DeviceError(
+                f"device cpu refused: expected an artifact for target cpu, got {manifest.target.name!r}; "
+                "build it with --target cpu"
+            )
+        check_features(manifest.target.features, host_features())
+        # The pool of a thread starts with the first parallel kernel and reads this variable then.
+        os.environ["TVM_NUM_THREADS"] = str(threads)
+        module = self._load_libraries(folder, manifest)
+        for entry in manifest.entry_points:
+            try:
+                self._entries[entry.name] = module[entry.name]
+            except (AttributeError, KeyError, RuntimeError) as error:
+                raise ArtifactError(
+                    f"kernels.so rejected: expected a function {entry.name!r}, got {error}"
+                ) from error
+        self._weights = map_file(folder / "weights.bin")
+
+    def _load_libraries(self, folder: Path, manifest: Manifest) -> Any:
+        import tvm_ffi
+
+        if tvm_ffi.__version__ != manifest.versions.tvm_ffi:
+            raise DeviceError(
+                f"device cpu refused: expected apache-tvm-ffi {manifest.versions.tvm_ffi}, got "
+                f"{tvm_ffi.__version__}; install apache-tvm-ffi=={manifest.versions.tvm_ffi} or build again"
+            )
+        self._from_dlpack = tvm_ffi.from_dlpack
+        try:
+            # Kernels find TVM's parallel-for among the global symbols; without it they crash.
+            ctypes.CDLL(str((folder / "libtvm_runtime.so").resolve()), ctypes.RTLD_GLOBAL)
+            return tvm_ffi.load_module(str((folder / "kernels.so").resolve()))
+        except (OSError, RuntimeError) as error:
+            raise ArtifactError(f"kernels not loaded: expected loadable libraries, got {error}") from error
+
+    def allocate(self, size: int) -> Arena:
+        """Zeroed arena of `size` bytes, 64-byte aligned."""
+        return aligned_zeros(size)
+
+    def call(self, entry: str, arenas: Sequence[Arena]) -> None:
+        """Run an entry point on arenas."""
+        self._entries[entry](*(self._tensor(a) for a in arenas))
+
+    def copy(self, arena: Arena, source: int, target: int, size: int) -> None:
+        """Copy bytes inside an arena."""
+        arena[target : target + size] = arena[source : source + size]
+
+    def _tensor(self, arena: Arena) -> Any:
+        # Keyed by identity; the arena is kept beside its tensor, so its id cannot be reused.
+        held = self._tensors.get(id(arena))
+        if held is None:
+            assert self._from_dlpack is not None, "call before load"
+            held = (arena, self._from_dlpack(arena, require_alignment=ALIGNMENT))
+            self._tensors[id(arena)] = held
+        return held[1]
+
+
+def host_features(cpuinfo: Path = CPUINFO) -> frozenset[str]:
+    """CPU features of this machine as the kernel spells them, in the first processor's entry.
+
+    Raises:
+        DeviceError: the list cannot be read.
+    """
+    try:
+        for line in cpuinfo.read_text().splitlines():
+            key, _, value = line.partition(":")
+            if key.strip().lower() in ("flags", "features"):
+                return frozenset(value.split())
+    except OSError as error:
+        raise DeviceError(f"CPU features unknown: expected a readable {cpuinfo}, got {error}") from error
+    raise DeviceError(f"CPU features unknown: expected a line 'flags' in {cpuinfo}, got none")
+
+
+def check_features(needed: Iterable[str], present: Iterable[str]) -> None:
+    """Refuse if a needed feature is not present; spellings of LLVM and of Linux are both understood.
+
+    Raises:
+        DeviceError: with the list of needed and of missing features.
+    """
+    have = {_canonical(f) for f in present}
+    wanted = sorted(needed)
+    missing = [f for f in wanted if _canonical(f) not in have]
+    if missing:
+        raise DeviceError(
+            f"device cpu refused: expected the CPU features {', '.join(wanted)}, got a CPU without "
+            f"{', '.join(missing)}; build for this machine or with --target cpu:generic",
+            needed=",".join(wanted),
+            missing=",".join(missing),
+        )
+
+
+def _canonical(feature: str) -> str:
+    plain = feature.lower().lstrip("+")
+    for separator in "-_.":
+        plain = plain.replace(separator, "")
+    return _ALIASES.get(plain, plain)

@@ -1,0 +1,39 @@
+"""Host memory that kernels can use: aligned allocation and mapped files."""
+
+from __future__ import annotations
+
+import mmap
+from pathlib import Path
+
+import numpy as np
+
+from ds4c_runtime.device.base import Arena
+from ds4c_runtime.errors import ArtifactError
+
+ALIGNMENT = 64
+
+
+def aligned_zeros(size: int) -> Arena:
+    """Zeroed bytes at a 64-byte aligned address; pages are taken when first written."""
+    raw = np.zeros(size + ALIGNMENT, np.uint8)
+    start = -raw.ctypes.data % ALIGNMENT
+    return raw[start : start + size]
+
+
+def map_file(path: Path) -> Arena:
+    """Map a whole file; page aligned, private, read on demand.
+
+    The mapping is copy-on-write because tensors of read-only memory cannot be passed to kernels;
+    nothing writes to it.
+
+    Raises:
+        ArtifactError: the file cannot be opened.
+    """
+    try:
+        with path.open("rb") as file:
+            if path.stat().st_size == 0:
+                return aligned_zeros(0)
+            mapping = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+    except OSError as error:
+        raise ArtifactError(f"weights not mapped: expected a readable file {path}, got {error}") from error
+    return np.frombuffer(mapping, np.uint8)

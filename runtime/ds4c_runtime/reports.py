@@ -1,0 +1,73 @@
+"""What a rewind or fork did or would do, as data: kinds, causes, plans and reports."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from enum import Enum
+
+
+class RewindKind(Enum):
+    """How the state got to the target position."""
+
+    NONE = "none"
+    IN_PLACE = "in_place"
+    SNAPSHOT = "snapshot"
+    SNAPSHOT_REPLAY = "snapshot_replay"
+    REBUILD = "rebuild"
+    DEFERRED = "deferred"
+
+
+class RewindCause(Enum):
+    """Why a session was rewound."""
+
+    CLIENT = "client"
+    DRAFT_REJECTED = "draft_rejected"
+    STOP = "stop"
+    TOOL_BOUNDARY = "tool_boundary"
+    BRANCH = "branch"
+    PREFIX_MISMATCH = "prefix_mismatch"
+    GRAMMAR = "grammar"
+
+
+class RebuildReason(Enum):
+    """Why the state had to be built again from the history; `NOT_REBUILT` if it was not."""
+
+    NOT_REBUILT = "not_rebuilt"
+    NO_SNAPSHOT = "no_snapshot"
+    SNAPSHOT_INVALIDATED = "snapshot_invalidated"
+    EVICTED = "evicted"
+    BACKEND_UNSUPPORTED = "backend_unsupported"
+    INTEGRITY_FAILED = "integrity_failed"
+
+
+@dataclass(frozen=True)
+class RewindPlan:
+    """What a rewind would cost. Positions and counts in tokens, time in seconds.
+
+    `estimated_seconds` is `replay_tokens` at the prefill rate measured so far.
+    """
+
+    kind: RewindKind
+    rebuild_reason: RebuildReason
+    base_position: int
+    replay_tokens: int
+    estimated_seconds: float
+
+
+@dataclass(frozen=True)
+class RewindReport:
+    """What a rewind did. Positions and counts in tokens, times in seconds.
+
+    `base_position` is where replay or rebuild began; it equals `to_position` if nothing was run.
+    `replayed_tokens` is 1 after an in-place rewind whose logits were not held and were asked for.
+    """
+
+    kind: RewindKind
+    cause: RewindCause
+    rebuild_reason: RebuildReason
+    from_position: int
+    to_position: int
+    base_position: int
+    replayed_tokens: int
+    restore_seconds: float
+    replay_seconds: float

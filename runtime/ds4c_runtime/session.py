@@ -1,0 +1,420 @@
+"""A session: one mutable timeline of tokens and the model state that matches it.
+
+The rules of rewind and fork are here: what is allowed, what it costs, what is reported. How the state
+gets there is `timeline.py`. Not thread-safe: the engine's worker thread, or a test, owns it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Sequence
+
+import numpy as np
+
+from ds4c_runtime.errors import (
+    ContextLengthError,
+    InvalidRequestError,
+    NotInArtifactError,
+    PositionOutOfRangeError,
+    RewindTooDearError,
+    StateInvalidError,
+)
+from ds4c_runtime.history import History
+from ds4c_runtime.reports import RebuildReason, RewindCause, RewindKind, RewindPlan, RewindReport
+from ds4c_runtime.state import StateStore
+from ds4c_runtime.step import Logits, Stepper
+from ds4c_runtime.timeline import Timeline, run
+
+
+class Session:
+    """One timeline; `position` tokens long, at most `capacity`."""
+
+    def __init__(
+        self,
+        executor: Stepper,
+        store: StateStore,
+        session_id: str,
+        capacity: int | None = None,
+        tokenizer_sha256: str = "",
+    ) -> None:
+        """Open an empty session.
+
+        Args:
+            executor: runs the steps.
+            store: holds slot and pages.
+            session_id: name, for messages.
+            capacity: most tokens, by default the context of the model.
+            tokenizer_sha256: hex, part of the digest; empty without a tokenizer.
+
+        Raises:
+            InvalidRequestError: `capacity` is not in `[1, context]`.
+            SessionLimitError: all slots are taken.
+        """
+        context = executor.manifest.model.context
+        if capacity is not None and not 1 <= capacity <= context:
+            raise InvalidRequestError(
+                f"session not opened: expected a capacity of 1 to {context} tokens, got {capacity}",
+                field="capacity",
+            )
+        self.session_id = session_id
+        self.capacity = context if capacity is None else capacity
+        self.epoch = 0
+        self.last_rewind: RewindReport | None = None
+        self._executor = executor
+        self._line = Timeline(executor, store, tokenizer_sha256)
+        self._is_open = True
+
+    @property
+    def position(self) -> int:
+        """Number of tokens in the history."""
+        return self._line.position
+
+    @property
+    def high_water(self) -> int:
+        """One past the highest row written since the state was last filled from position 0."""
+        return self._line.high_water
+
+    @property
+    def floor(self) -> int:
+        """Lowest position whose rows a fork brought along; 0 otherwise."""
+        return self._line.floor
+
+    @property
+    def horizon(self) -> int:
+        """Tokens below `high_water` that a rewind reaches without a rebuild."""
+        return self._executor.limits.horizon
+
+    @property
+    def history(self) -> tuple[int, ...]:
+        """The tokens."""
+        return self._line.history.slice(0, self.position)
+
+    @property
+    def past(self) -> History:
+        """The history object, for counts and slices; callers do not change it."""
+        return self._line.history
+
+    @property
+    def digest(self) -> str:
+        """Hex sha256 of history and tokenizer; see `History.digest`."""
+        return self._line.history.digest()
+
+    @property
+    def state_valid(self) -> bool:
+        """Whether the state is that of the whole history."""
+        return self._line.is_valid
+
+    @property
+    def state_bytes(self) -> int:
+        """Bytes of slot and pages; pages shared with a fork count in both."""
+        arenas = self._executor.manifest.arenas
+        return arenas.state_slot + len(self._line.lease.pages) * arenas.page
+
+    @property
+    def timeline(self) -> Timeline:
+        """Slot, pages and state counters, for the store's readers and for tests."""
+        return self._line
+
+    def prefill(self, tokens: Sequence[int], *, chunk: int | None = None) -> None:
+        """Append tokens and evaluate them in chunks; rebuilds first if the state is invalid.
+
+        Args:
+            tokens: token ids.
+            chunk: tokens per step, by default the largest the artifact allows; changes no bit.
+
+        Raises:
+            InvalidRequestError: a token is not in the vocabulary or `chunk` is not in `[1, max_rows]`.
+            ContextLengthError: the tokens do not fit; nothing has changed.
+            MemoryBudgetError: no pages for the tokens; nothing has changed.
+            BackendFailedError: the device failed. The history holds the chunks that were finished,
+                the state is invalid.
+        """
+        size = self._chunk_size(chunk)
+        self.check_tokens(tokens)
+        self.check_room(len(tokens))
+        self.rebuild()
+        for start in range(0, len(tokens), size):
+            self.advance(tokens[start : start + size], wanted=int(start + size >= len(tokens)))
+
+    def step(self, tokens: Sequence[int], *, all_logits: bool = False) -> Logits:
+        """Append tokens and return logits.
+
+        Returns:
+            float32 `[1, V]`, the distribution at the new position, or `[len(tokens), V]`, one row after
+            each token.
+
+        Raises:
+            StateInvalidError: the state is invalid.
+            InvalidRequestError: no token, or one outside the vocabulary.
+            ContextLengthError, MemoryBudgetError, BackendFailedError: as `prefill`.
+        """
+        self.require_valid()
+        self.check_tokens(tokens)
+        if not tokens:
+            raise InvalidRequestError("step refused: expected at least one token, got none", field="tokens")
+        self.check_room(len(tokens))
+        limits = self._executor.limits
+        size = min(limits.max_rows, limits.max_logit_rows) if all_logits else limits.max_rows
+        results: list[Logits] = []
+        for start in range(0, len(tokens), size):
+            part = tokens[start : start + size]
+            results.append(self.advance(part, wanted=len(part) if all_logits else 1))
+        return np.concatenate(results) if all_logits else results[-1]
+
+    def advance(self, tokens: Sequence[int], wanted: int) -> Logits:
+        """Append and evaluate one chunk of checked tokens; returns the logits of the last `wanted` rows."""
+        return step_sessions(self._executor, [(self, tokens, wanted)])[0]
+
+    def logits(self) -> Logits | None:
+        """Logits at the current position, `[V]` float32; `None` at position 0.
+
+        The row is that of the last block if it is still held. Otherwise the last token is evaluated
+        once more, which `last_rewind` then counts as one replayed token.
+
+        Raises:
+            StateInvalidError: the state is invalid.
+            BackendFailedError: the device failed; the state is invalid.
+        """
+        self.require_valid()
+        if self.position == 0:
+            return None
+        if self._line.saved_logits() is None:
+            started = time.perf_counter()
+            self._line.evaluate_last_again()
+            if self.last_rewind is not None:
+                self.last_rewind = dataclasses.replace(
+                    self.last_rewind, replayed_tokens=1, replay_seconds=time.perf_counter() - started
+                )
+        return self._line.saved_logits()
+
+    def plan_rewind(self, to: int) -> RewindPlan:
+        """Say what `rewind(to)` would do; changes nothing.
+
+        Raises:
+            PositionOutOfRangeError: `to` is not in `[0, position]`.
+        """
+        if not 0 <= to <= self.position:
+            raise PositionOutOfRangeError("rewind", to, self.position)
+        if self.state_valid and to == self.position:
+            return RewindPlan(RewindKind.NONE, RebuildReason.NOT_REBUILT, to, 0, 0.0)
+        if self.state_valid and to >= self._line.oldest_target:
+            return RewindPlan(RewindKind.IN_PLACE, RebuildReason.NOT_REBUILT, to, 0, 0.0)
+        reason = RebuildReason.NO_SNAPSHOT if self.state_valid else RebuildReason.SNAPSHOT_INVALIDATED
+        return RewindPlan(RewindKind.REBUILD, reason, 0, to, self._executor.rates.estimate(to))
+
+    def can_rewind(self, to: int) -> bool:
+        """Whether `rewind(to)` would succeed without a rebuild; `False` outside `[0, position]`."""
+        return 0 <= to <= self.position and self.plan_rewind(to).kind is not RewindKind.REBUILD
+
+    def rewind(
+        self,
+        to: int,
+        *,
+        max_replay_tokens: int | None = None,
+        cause: RewindCause = RewindCause.CLIENT,
+        defer: bool = False,
+    ) -> RewindReport:
+        """Move back to an earlier position.
+
+        Args:
+            to: target, in tokens.
+            max_replay_tokens: refuse if more tokens would have to be run.
+            cause: for the report.
+            defer: instead of rebuilding now, only shorten the history (`DEFERRED`); `rebuild_chunk`,
+                `rebuild` or the next `prefill` brings the state back.
+
+        Raises:
+            PositionOutOfRangeError, RewindTooDearError, MemoryBudgetError: refused, nothing has changed.
+            BackendFailedError: the device failed in a rebuild; the history ends at `to`, the state is
+                invalid.
+        """
+        plan, started = self.plan_rewind(to), time.perf_counter()
+        if max_replay_tokens is not None and plan.replay_tokens > max_replay_tokens:
+            raise RewindTooDearError(plan.replay_tokens, plan.base_position, max_replay_tokens)
+        self._require_open()
+        report = RewindReport(
+            plan.kind, cause, plan.rebuild_reason, self.position, to, plan.base_position, 0, 0.0, 0.0
+        )
+        rebuilds = plan.kind is RewindKind.REBUILD
+        if rebuilds and not defer:
+            self._line.store.check_room(self._line.lease, 0, to, fresh=True)
+        if plan.kind is not RewindKind.NONE:
+            self._line.shorten(to, keep_state=not rebuilds)
+            self.epoch += 1
+        if rebuilds and defer and to:
+            report = dataclasses.replace(report, kind=RewindKind.DEFERRED)
+        restored = time.perf_counter()
+        self.last_rewind = report = dataclasses.replace(report, restore_seconds=restored - started)
+        if rebuilds and not defer:
+            self.rebuild()
+            seconds = time.perf_counter() - restored
+            self.last_rewind = dataclasses.replace(report, replayed_tokens=to, replay_seconds=seconds)
+        return self.last_rewind
+
+    def rebuild(self) -> None:
+        """Run chunks until the state is valid; does nothing if it is.
+
+        Raises:
+            MemoryBudgetError: no pages; the state stays invalid.
+            BackendFailedError: the device failed; the state stays invalid.
+        """
+        self._require_open()
+        while not self.state_valid:
+            self._line.rebuild_chunk()
+
+    def fork(
+        self,
+        at: int | None = None,
+        *,
+        session_id: str = "",
+        capacity: int | None = None,
+        defer: bool = False,
+    ) -> tuple[Session, RewindReport]:
+        """Open a session with the first `at` tokens of this one, which does not change.
+
+        Pages are shared and ring rows copied if a rewind to `at` would be in place; otherwise the new
+        session is rebuilt from the history.
+
+        Args:
+            at: position, by default the current one.
+            session_id: name of the new session.
+            capacity: of the new session, by default that of this one.
+            defer: leave a needed rebuild to the caller (`DEFERRED`).
+
+        Raises:
+            PositionOutOfRangeError: `at` is not in `[0, position]`.
+            NotInArtifactError: the artifact has no fork.
+            ContextLengthError: `capacity` is below `at`.
+            SessionLimitError, MemoryBudgetError: no room.
+            BackendFailedError: the device failed; there is no new session.
+        """
+        self._require_open()
+        at = self.position if at is None else at
+        if not 0 <= at <= self.position:
+            raise PositionOutOfRangeError("fork", at, self.position, field="at_position")
+        if not self._executor.manifest.capabilities.fork:
+            raise NotInArtifactError("fork refused: expected an entry point 'fork', got none; build it again")
+        room = self.capacity if capacity is None else capacity
+        if room < at:
+            raise ContextLengthError(at, room)
+        line = self._line
+        child = Session(self._executor, line.store, session_id, room, line.tokenizer_sha256)
+        try:
+            report = self._fill(child, at, defer)
+        except BaseException:
+            child.close()
+            raise
+        child.last_rewind = report
+        return child, report
+
+    def _fill(self, child: Session, at: int, defer: bool) -> RewindReport:
+        started = time.perf_counter()
+        line = child.timeline
+        line.history.extend(self._line.history.slice(0, at))
+        if self.can_rewind(at):
+            line.adopt(self._line, at)
+            kind, reason, base = RewindKind.IN_PLACE, RebuildReason.NOT_REBUILT, at
+        else:
+            kind, reason, base = RewindKind.REBUILD, self.plan_rewind(at).rebuild_reason, 0
+        copied = time.perf_counter()
+        if kind is RewindKind.REBUILD and defer and at:
+            kind = RewindKind.DEFERRED
+        if kind is RewindKind.REBUILD:
+            line.store.check_room(line.lease, 0, at)
+            child.rebuild()
+        replayed = at if kind is RewindKind.REBUILD else 0
+        times = (copied - started, time.perf_counter() - copied)
+        return RewindReport(kind, RewindCause.BRANCH, reason, self.position, at, base, replayed, *times)
+
+    def close(self) -> None:
+        """Give back slot and pages; the session can do nothing more. Closing twice is allowed."""
+        if self._is_open:
+            self._line.store.close(self._line.lease)
+            self._is_open = False
+
+    def require_valid(self) -> None:
+        """Refuse what reads the state while it is not that of the history.
+
+        Raises:
+            StateInvalidError: the state is invalid, or the session is closed.
+        """
+        self._require_open()
+        if not self.state_valid:
+            raise StateInvalidError(
+                f"session {self.session_id!r} refused: expected a state of {self.position} tokens, "
+                f"got one of {self._line.evaluated}; prefill or rewind it first"
+            )
+
+    def check_tokens(self, tokens: Sequence[int]) -> None:
+        """Refuse tokens that are not in the vocabulary or do not fit.
+
+        Raises:
+            InvalidRequestError: naming the first token outside `[0, V)`.
+            ContextLengthError: more tokens than `capacity`.
+        """
+        vocab_size = self._executor.manifest.model.vocab_size
+        for token in tokens:
+            if not 0 <= token < vocab_size:
+                raise InvalidRequestError(
+                    f"tokens refused: expected ids in [0, {vocab_size}), got {token}", field="tokens"
+                )
+        if self.position + len(tokens) > self.capacity:
+            raise ContextLengthError(self.position + len(tokens), self.capacity)
+
+    def check_room(self, count: int) -> None:
+        """Refuse if there are no pages for `count` more tokens; an invalid state is counted in full.
+
+        Raises:
+            MemoryBudgetError: with the number of pages needed and free.
+        """
+        line = self._line
+        line.store.check_room(line.lease, line.evaluated, self.position + count)
+
+    def _require_open(self) -> None:
+        if not self._is_open:
+            raise StateInvalidError(
+                f"session {self.session_id!r} refused: expected an open session, got a closed one"
+            )
+
+    def _chunk_size(self, chunk: int | None) -> int:
+        most = self._executor.limits.max_rows
+        if chunk is not None and not 1 <= chunk <= most:
+            raise InvalidRequestError(
+                f"prefill refused: expected a chunk of 1 to {most} tokens, got {chunk}", field="chunk"
+            )
+        return most if chunk is None else chunk
+
+
+def step_sessions(executor: Stepper, work: Sequence[tuple[Session, Sequence[int], int]]) -> list[Logits]:
+    """Append tokens to several sessions in one step.
+
+    Args:
+        executor: runs the step.
+        work: per session its tokens (at least one) and the number of last rows whose logits are wanted.
+
+    Returns:
+        Per session float32 `[wanted, V]`.
+
+    Raises:
+        InvalidRequestError: a session twice, no tokens, or more rows than the artifact allows.
+        StateInvalidError, ContextLengthError, MemoryBudgetError: refused, nothing has changed.
+        BackendFailedError: the device failed; histories are as before, the states are invalid.
+    """
+    if len({id(session) for session, _, _ in work}) != len(work):
+        raise InvalidRequestError("step refused: expected each session once, got one twice", field="sessions")
+    for session, tokens, wanted in work:
+        session.require_valid()
+        session.check_tokens(tokens)
+        if not 0 <= wanted <= len(tokens) or not tokens:
+            raise InvalidRequestError(
+                f"step refused: expected at least one token and no more logit rows than tokens, got "
+                f"{len(tokens)} tokens and {wanted} rows",
+                field="tokens",
+            )
+    results = run(executor, [(s.timeline, s.position, tokens, wanted) for s, tokens, wanted in work])
+    for session, tokens, _ in work:
+        line = session.timeline
+        line.history.extend(tokens)
+        line.evaluated = line.position
+    return results

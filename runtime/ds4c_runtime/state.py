@@ -1,0 +1,228 @@
+"""The state of all sessions: ring slots, reference-counted pages and the arenas they stand in.
+
+Knows offsets and counts from the manifest, no session rules (`session.py`) and no kernels
+(`step.py`). Used by one thread at a time.
+"""
+
+from __future__ import annotations
+
+import heapq
+from collections.abc import Iterable, Sequence
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ds4c_runtime.device.base import Arena, Device
+from ds4c_runtime.errors import MemoryBudgetError, SessionLimitError
+from ds4c_runtime.manifest import AppendState, Manifest, RingState, numpy_dtype
+
+Rows = NDArray[np.generic]
+DEAD_BYTE = 0xFF
+"""Fills poisoned rows: every float type reads it as NaN."""
+
+
+class Lease:
+    """What one session holds: a slot and a page table (`pages[i]` holds tokens from `i * page_tokens`)."""
+
+    def __init__(self, slot: int) -> None:
+        self.slot = slot
+        self.pages: list[int] = []
+
+
+class StateStore:
+    """Slots and pages of one device."""
+
+    def __init__(self, manifest: Manifest, device: Device, max_sessions: int, page_count: int) -> None:
+        """Allocate the arenas.
+
+        Args:
+            manifest: the loaded artifact.
+            device: where the arenas are.
+            max_sessions: number of slots.
+            page_count: number of pages, shared by all sessions.
+        """
+        self.manifest = manifest
+        self.max_sessions = max_sessions
+        self.page_count = page_count
+        self.states: Arena = device.allocate(max_sessions * manifest.arenas.state_slot)
+        self.pages: Arena = device.allocate(page_count * manifest.arenas.page)
+        self._device = device
+        self._free_slots = list(range(max_sessions))
+        self._free_pages = list(range(page_count))
+        self._counts = [0] * page_count
+        self._leases: list[Lease] = []
+
+    @property
+    def free_pages(self) -> int:
+        """Pages nobody holds."""
+        return len(self._free_pages)
+
+    @property
+    def sessions(self) -> int:
+        """Leases that are open."""
+        return len(self._leases)
+
+    @property
+    def bytes_used(self) -> int:
+        """Bytes of slots and pages in use; a shared page counts once."""
+        used = self.page_count - self.free_pages
+        return self.sessions * self.manifest.arenas.state_slot + used * self.manifest.arenas.page
+
+    @property
+    def bytes_total(self) -> int:
+        """Bytes of all slots and pages."""
+        return len(self.states) + len(self.pages)
+
+    def page_references(self, page: int) -> int:
+        """How many page tables hold a page."""
+        return self._counts[page]
+
+    def open(self) -> Lease:
+        """Take a slot. Its rows are those of whoever had it before; nothing reads them.
+
+        Raises:
+            SessionLimitError: all slots are taken.
+        """
+        if not self._free_slots:
+            raise SessionLimitError(
+                f"session not opened: expected at most {self.max_sessions} sessions, got one more; close one"
+            )
+        lease = Lease(heapq.heappop(self._free_slots))
+        self._leases.append(lease)
+        return lease
+
+    def close(self, lease: Lease) -> None:
+        """Give back a slot and all pages."""
+        self.release_from(lease, 0)
+        self._leases.remove(lease)
+        heapq.heappush(self._free_slots, lease.slot)
+
+    def share(self, source: Lease, target: Lease, tokens: int) -> None:
+        """Let `target`, which has no pages, hold the pages of the first `tokens` tokens of `source` too."""
+        assert not target.pages
+        target.pages = source.pages[: self._pages_for(tokens)]
+        for page in target.pages:
+            self._counts[page] += 1
+
+    def release_from(self, lease: Lease, tokens: int) -> None:
+        """Give back the pages that hold no token below `tokens`."""
+        keep = self._pages_for(tokens)
+        for page in lease.pages[keep:]:
+            self._counts[page] -= 1
+            if self._counts[page] == 0:
+                heapq.heappush(self._free_pages, page)
+        del lease.pages[keep:]
+
+    def check_room(self, lease: Lease, start: int, end: int, *, fresh: bool = False) -> None:
+        """Refuse if tokens `[start, end)` cannot be written; does not change anything.
+
+        Args:
+            lease: who writes.
+            start: first token.
+            end: one past the last token.
+            fresh: the lease will give back all its pages first.
+
+        Raises:
+            MemoryBudgetError: there are not enough free pages.
+        """
+        if fresh:
+            available = self.free_pages + sum(self._counts[p] == 1 for p in lease.pages)
+            needed = self._pages_for(end)
+        else:
+            available = self.free_pages
+            needed = len(self._to_copy(lease, start, end)) + max(0, self._pages_for(end) - len(lease.pages))
+        if needed > available:
+            raise MemoryBudgetError(
+                f"state not extended: expected {needed} free pages of {self.manifest.limits.page_tokens} "
+                f"tokens, got {available} of {self.page_count}; close or rewind sessions or grant more memory"
+            )
+
+    def make_writable(self, lease: Lease, start: int, end: int) -> None:
+        """Give the lease pages of its own for tokens `[start, end)`; shared ones are copied first.
+
+        Raises:
+            MemoryBudgetError: as `check_room`; nothing has changed then.
+        """
+        self.check_room(lease, start, end)
+        size = self.manifest.arenas.page
+        for index in self._to_copy(lease, start, end):
+            shared, own = lease.pages[index], self._take_page()
+            self._device.copy(self.pages, shared * size, own * size, size)
+            self._counts[shared] -= 1
+            lease.pages[index] = own
+        while len(lease.pages) < self._pages_for(end):
+            lease.pages.append(self._take_page())
+
+    def ring_rows(self, slot: int, state: RingState, positions: Sequence[int]) -> Rows:
+        """Rows of a ring at positions, `[n, width]`, a copy."""
+        return self._ring(slot, state)[np.array(positions, np.int64) % state.capacity].copy()
+
+    def append_rows(self, lease: Lease, state: AppendState, count: int) -> Rows:
+        """The first `count` rows of an append state of a session, `[count, width]`, a copy."""
+        blocks = [self._page_rows(page, state) for page in lease.pages[: -(-count // state.rows_per_page)]]
+        rows = np.concatenate(blocks) if blocks else np.zeros((0, state.width), numpy_dtype(state.dtype))
+        return rows[:count].copy()
+
+    def poison_dead_rows(self, lease: Lease, position: int, oldest: int) -> None:
+        """Fill all rows with NaN that a session at `position` may never read (for tests).
+
+        Live are the ring rows of positions `[live(oldest), position)`, where `oldest` is the first
+        position it may still step from, and the rows of windows closed before `position`. Shared
+        pages are left alone.
+        """
+        for ring in self.manifest.rings:
+            live = np.arange(max(0, ring.live.first(oldest)), position)
+            dead = np.ones(ring.capacity, bool)
+            dead[live % ring.capacity] = False
+            self._ring(lease.slot, ring).view(np.uint8)[dead] = DEAD_BYTE
+        for state in self.manifest.appends:
+            for index, page in enumerate(lease.pages):
+                if self._counts[page] == 1:
+                    live_rows = position // state.every - index * state.rows_per_page
+                    self._page_rows(page, state).view(np.uint8)[max(0, live_rows) :] = DEAD_BYTE
+
+    def poison_free(self) -> None:
+        """Fill all free slots and pages with NaN (for tests)."""
+        for size, arena, free in (
+            (self.manifest.arenas.state_slot, self.states, self._free_slots),
+            (self.manifest.arenas.page, self.pages, self._free_pages),
+        ):
+            for index in free:
+                arena[index * size : (index + 1) * size] = DEAD_BYTE
+
+    def check_integrity(self) -> None:
+        """Assert that slots and pages are each either free or held, and counted right."""
+        slots = [lease.slot for lease in self._leases]
+        assert sorted(slots + self._free_slots) == list(range(self.max_sessions)), "slots lost or held twice"
+        counts = [0] * self.page_count
+        for lease in self._leases:
+            assert len(set(lease.pages)) == len(lease.pages), "a page twice in one table"
+            for page in lease.pages:
+                counts[page] += 1
+        assert counts == self._counts, "page counts differ from the tables"
+        assert sorted(self._free_pages) == [p for p, n in enumerate(counts) if n == 0], "free pages wrong"
+
+    def _pages_for(self, tokens: int) -> int:
+        return -(-tokens // self.manifest.limits.page_tokens)
+
+    def _to_copy(self, lease: Lease, start: int, end: int) -> list[int]:
+        first = start // self.manifest.limits.page_tokens
+        held: Iterable[int] = range(first, min(self._pages_for(end), len(lease.pages)))
+        return [i for i in held if self._counts[lease.pages[i]] > 1]
+
+    def _take_page(self) -> int:
+        page = heapq.heappop(self._free_pages)
+        self._counts[page] = 1
+        return page
+
+    def _ring(self, slot: int, state: RingState) -> Rows:
+        start = slot * self.manifest.arenas.state_slot + state.offset
+        return _view(self.states, start, state.capacity, state)
+
+    def _page_rows(self, page: int, state: AppendState) -> Rows:
+        return _view(self.pages, page * self.manifest.arenas.page + state.offset, state.rows_per_page, state)
+
+
+def _view(arena: Arena, start: int, rows: int, state: RingState | AppendState) -> Rows:
+    raw = arena[start : start + rows * state.row_bytes]
+    return raw.view(numpy_dtype(state.dtype)).reshape(rows, state.width)
