@@ -1,0 +1,137 @@
+"""The parent side of a compilation: starts the child, names its failures, publishes the result."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import signal
+import subprocess
+import sys
+import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from ds4c import errors
+from ds4c.errors import CompileError
+from ds4c.ir.kernel import Program
+from ds4c.lower.program_json import digest, program_to_json
+
+
+@dataclass(frozen=True)
+class Toolchain:
+    """How a target compiles.
+
+    Attributes:
+        emitter: module with `emit_kernel(spec, variant)`, imported in the child only.
+        variant: variant name, passed to the emitter.
+        llvm: TVM target description of the variant.
+        sources: folders whose Python files shape the code; they are part of the cache key.
+    """
+
+    emitter: str
+    variant: str
+    llvm: dict[str, Any]
+    sources: tuple[str, ...] = ()
+
+
+def build_library(
+    program: Program,
+    toolchain: Toolchain,
+    path: str,
+    log: Callable[[str], None] | None = None,
+    cache: str = "",
+) -> None:
+    """Compile a program to a shared library at `path`, in a child process.
+
+    The library appears under its name only when it is complete. The same program gives the same bytes.
+
+    Args:
+        program: kernels and entry points.
+        toolchain: emitter and target of the kernels.
+        path: library to write.
+        log: receives a line for each stage.
+        cache: folder of libraries by digest; empty for none. Does not change the result.
+
+    Raises:
+        CompileError: the child failed or died.
+        TargetError: the target has no kernel for a spec.
+    """
+    say = log or (lambda line: None)
+    text = program_to_json(program)
+    kept = Path(cache) / f"{_key(text, toolchain)}.so" if cache else None
+    if kept is not None and kept.exists():
+        say(f"library from cache {kept.name[:12]}")
+        _publish(kept, Path(path))
+        return
+    say(f"compiling {len(program.kernels)} kernels for {toolchain.variant}")
+    with tempfile.TemporaryDirectory(prefix="ds4c-compile-") as folder:
+        output = Path(folder) / "library.so"
+        _run_child(text, toolchain, output)
+        if kept is not None:
+            kept.parent.mkdir(parents=True, exist_ok=True)
+            _publish(output, kept)
+        _publish(output, Path(path))
+    say(f"library of {Path(path).stat().st_size} bytes")
+
+
+def _key(text: str, toolchain: Toolchain) -> str:
+    sources = [
+        file.read_text()
+        for folder in (str(Path(__file__).parent), *toolchain.sources)
+        for file in sorted(Path(folder).rglob("*.py"))
+    ]
+    names = (toolchain.variant, json.dumps(toolchain.llvm, sort_keys=True), version("apache-tvm"))
+    return digest(text, *names, *sources)
+
+
+def _run_child(text: str, toolchain: Toolchain, output: Path) -> None:
+    request = {
+        "program": text,
+        "emitter": toolchain.emitter,
+        "variant": toolchain.variant,
+        "llvm": toolchain.llvm,
+        "output": str(output),
+    }
+    request_file = output.parent / "request.json"
+    request_file.write_text(json.dumps(request))
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
+    done = subprocess.run(
+        [sys.executable, "-m", "ds4c.lower.compile", str(request_file)],
+        capture_output=True,
+        text=True,
+        env=environment,
+        check=False,
+    )
+    if done.returncode == 0 and output.exists():
+        return
+    raise _failure(done.returncode, done.stdout, done.stderr)
+
+
+def _failure(code: int, stdout: str, stderr: str) -> Exception:
+    """The child's own message if it left one, else how it ended."""
+    lines = stdout.strip().splitlines()
+    if code > 0 and lines and lines[-1].startswith('{"error"'):
+        found = json.loads(lines[-1])
+        return getattr(errors, found["error"])(found["message"])
+    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
+    last = (stderr.strip().splitlines() or ["no message"])[-1]
+    return CompileError(f"kernel compiler: expected exit code 0, got {how} ({last}); nothing was written")
+
+
+def _publish(source: Path, target: Path) -> None:
+    """Copy to a temporary name beside the target, sync, rename."""
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "wb") as out, source.open("rb") as data:
+            shutil.copyfileobj(data, out)
+            out.flush()
+            os.fsync(out.fileno())
+        os.chmod(name, 0o755)
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

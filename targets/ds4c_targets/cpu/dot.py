@@ -1,0 +1,102 @@
+"""The one inner product of the target: every matrix product and every score goes through `dot_tile`.
+
+Lane = output row of a 16-row panel. The channels are added strictly in order with one fma each, so
+the result of a row depends neither on the tile it was computed in nor on its neighbours.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from ds4c_targets.cpu.mathlib import zero
+from ds4c_targets.cpu.tir import LANES, Buf, Expr, Kernel, bits, fma, i64, op, splat, tirx
+
+_AHEAD_LINES = 32  # cache lines that the weights are prefetched ahead
+_UNROLL = 4
+
+
+@dataclass(frozen=True)
+class Panel:
+    """16 output rows of a packed matrix.
+
+    Attributes:
+        buf: float32 lanes, or int32 pairs of bfloat16.
+        base: element index of the panel's first lane.
+        x_offset: channels to skip in each row of the left side (one group of a grouped product).
+    """
+
+    buf: Buf
+    base: Expr
+    x_offset: int = 0
+
+    @property
+    def pair(self) -> int:
+        """Channels of one line: 2 for bfloat16, else 1."""
+        return 2 if self.buf.dtype == "int32" else 1
+
+    def weights(self, line: Expr) -> list[Expr]:
+        """float32 lanes of the channels of a line."""
+        raw = self.buf.load(self.base + line * LANES)
+        if self.pair == 1:
+            return [raw]
+        low = op.shift_left(raw, splat(tirx.IntImm("int32", 16)))
+        high = op.bitwise_and(raw, splat(tirx.IntImm("int32", -65536)))
+        return [bits(low, "float32"), bits(high, "float32")]
+
+
+def panel_size(buf: Buf, width: int) -> int:
+    """Buffer elements of one panel with `width` channels."""
+    return LANES * ((width + 1) // 2 if buf.dtype == "int32" else width)
+
+
+def dot_tile(
+    b: Kernel,
+    x: Buf,
+    row_at: Callable[[Expr], Expr],
+    rows: int,
+    panels: Sequence[Panel],
+    width: int,
+    prefetch: bool = False,
+) -> list[Buf]:
+    """Products of `rows` rows of `x` with some panels.
+
+    Args:
+        b: kernel under construction.
+        x: left side, float32.
+        row_at: element index in `x` of tile row `r`; called with an unrolled loop variable.
+        rows: rows of the tile, at most 15.
+        panels: panels, all of one element type.
+        width: channels `K`.
+        prefetch: fetch weights ahead; for tiles that read each weight for the first time.
+
+    Returns:
+        A local buffer for each panel: vector `r` holds the 16 results of row `r`.
+    """
+    accs = [b.local(rows * LANES) for _ in panels]
+    starts = b.local(rows, "int64")
+    for acc in accs:
+        zero(b, acc, rows)
+    with b.unroll(rows) as r:
+        starts[r] = row_at(r)
+    pair = panels[0].pair
+    lines = width // pair
+
+    def line(at: Expr, halves: int) -> None:
+        for panel, acc in zip(panels, accs, strict=True):
+            if prefetch:
+                panel.buf.prefetch(panel.base + (at + _AHEAD_LINES) * LANES)
+            weights = [b.let(w) for w in panel.weights(at)[:halves]]
+            for half, w in enumerate(weights):
+                with b.unroll(rows) as r:
+                    value = x[starts[r] + (at * pair + (panel.x_offset + half))]
+                    acc.store(r * LANES, fma(value, w, acc.load(r * LANES)))
+
+    if lines // _UNROLL:
+        with b.loop(lines // _UNROLL) as k, b.unroll(_UNROLL) as u:
+            line(k * _UNROLL + u, pair)
+    for rest in range(lines // _UNROLL * _UNROLL, lines):
+        line(i64(rest), pair)
+    if width % pair:
+        line(i64(lines), 1)  # the second half of the last line is padding
+    return accs

@@ -1,0 +1,1 @@
+"""Kernel emitters of the cpu target, one file for each family of ops; `emit.py` lists them."""

@@ -1,0 +1,123 @@
+"""Answers of the cpu target to the compiler (`ds4c.passes.target.Target`)."""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from numpy.typing import NDArray
+
+from ds4c.errors import TargetError
+from ds4c.ir.kernel import KernelSpec, Program
+from ds4c_targets.cpu import layout as layouts
+from ds4c_targets.cpu.scratch import scratch_bytes
+
+_FOLDER = Path(__file__).parent
+_PANEL_OPS = {
+    "linear",
+    "multi_linear",
+    "grouped_linear",
+    "gated_linear",
+    "moe_experts",
+}
+
+
+@cache
+def description() -> dict[str, Any]:
+    """Contents of `target.yaml`."""
+    return yaml.safe_load((_FOLDER / "target.yaml").read_text())
+
+
+@cache
+def host_features() -> frozenset[str]:
+    """CPU features of this machine, as /proc/cpuinfo spells them; empty where there is none."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text().splitlines()
+    except OSError:
+        return frozenset()
+    flags = [line.partition(":")[2].split() for line in lines if line.startswith("flags")]
+    return frozenset(flags[0]) if flags else frozenset()
+
+
+@dataclass(frozen=True)
+class CpuTarget:
+    """Code generator for x86-64 processors."""
+
+    name: str = "cpu"
+
+    def fusions(self) -> tuple[str, ...]:
+        """Fusion passes this target wants, in order."""
+        return (
+            "fuse-reads",
+            "fuse-linear",
+            "fuse-gated-linear",
+            "fuse-norm-rope",
+            "fuse-hc-enter",
+            "fuse-index-select",
+        )
+
+    def weight_layout(self, op: str, operand: str, dtype: str, shape: tuple[int, ...]) -> str:
+        """`panel16` for matrices of products, `row` for everything else."""
+        matrix = op in _PANEL_OPS or (op in ("hc_mix", "hc_enter", "hc_collapse") and operand == "fn")
+        return layouts.PANEL16 if matrix else layouts.ROW
+
+    def packed_bytes(self, layout: str, dtype: str, shape: tuple[int, ...]) -> int:
+        """Size of a packed weight in bytes."""
+        return layouts.packed_bytes(layout, dtype, shape)
+
+    def pack(self, array: NDArray[Any], layout: str) -> NDArray[Any]:
+        """Packed form of a weight (`layout.py`)."""
+        return layouts.pack(array, layout)
+
+    def scratch_bytes(self, spec: KernelSpec) -> int:
+        """Scratch of a kernel in bytes; `TargetError` if there is no kernel for the spec."""
+        return scratch_bytes(spec)
+
+    def resolve_variant(self, variant: str) -> str:
+        """Checks a variant name; empty means the best one this machine can run.
+
+        Raises:
+            TargetError: unknown name, or empty on a machine that can run none.
+        """
+        variants = description()["variants"]
+        if variant:
+            if variant not in variants:
+                raise TargetError(f"cpu variant: expected one of {', '.join(variants)}, got {variant}")
+            return variant
+        for name in description()["default_variant_order"]:
+            if host_features().issuperset(variants[name]["features"]):
+                return name
+        lacking = sorted(set(variants["generic"]["features"]) - host_features())
+        raise TargetError(
+            f"cpu variant: expected a processor with the features of generic, got one without "
+            f"{', '.join(lacking)}; name the variant to compile for another machine"
+        )
+
+    def variant_features(self, variant: str) -> tuple[str, ...]:
+        """CPU features, as /proc/cpuinfo spells them, that code of a variant needs."""
+        return tuple(description()["variants"][self.resolve_variant(variant)]["features"])
+
+    def build_library(
+        self, program: Program, variant: str, path: str, log: Any = None, cache: str = ""
+    ) -> None:
+        """Compile a program to a shared library at `path`, in a child process.
+
+        Raises:
+            CompileError: the compiler failed or died; no file is left.
+            TargetError: there is no kernel for a spec.
+        """
+        from ds4c.lower import Toolchain, build_library
+
+        name = self.resolve_variant(variant)
+        llvm = description()["variants"][name]["llvm"]
+        for spec in program.kernels.values():
+            self.scratch_bytes(spec)
+        toolchain = Toolchain("ds4c_targets.cpu.emit", name, llvm, (os.fspath(_FOLDER),))
+        build_library(program, toolchain, path, log, cache)
+
+
+TARGET = CpuTarget()
