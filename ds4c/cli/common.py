@@ -163,6 +163,20 @@ def result_console() -> "Console":
     return Console(highlight=False)
 
 
+def parse_bytes(text: str, option: str) -> int:
+    """Read a size: a number of bytes, or a number with KiB, MiB, GiB or TiB.
+
+    Raises:
+        CommandFailure: it is neither, or not above 0 (exit code 2).
+    """
+    factors = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+    digits = text.rstrip("BKMGTi ")
+    unit = text[len(digits) :].strip()
+    if not digits.isascii() or not digits.isdigit() or int(digits) == 0 or unit not in factors:
+        usage_error(f"{option} refused: expected a size such as 1073741824 or 1GiB, got {text!r}")
+    return int(digits) * factors[unit]
+
+
 def package_version(name: str = "ds4c") -> str:
     """Version of an installed distribution; `0+source` for one that is imported from a source tree only."""
     try:

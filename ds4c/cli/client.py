@@ -1,0 +1,465 @@
+"""`ds4c client`: call a server over gRPC; a thin shell over the stubs."""
+
+import os
+import sys
+from collections.abc import Callable, Generator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ds4c.cli.common import (
+    CommandFailure,
+    ExitCode,
+    JsonOption,
+    print_json,
+    print_note,
+    print_result,
+    usage_error,
+)
+
+if TYPE_CHECKING:
+    from ds4c_serve.client import Stubs
+    from ds4c_serve.v1 import engine_pb2 as pb
+
+
+@dataclass(frozen=True)
+class Connection:
+    """Options of the group that every sub-command needs."""
+
+    address: str
+    token: str
+    ca_file: Path | None
+    certificate: Path | None
+    key: Path | None
+    timeout: float | None
+
+
+SessionArgument = Annotated[str, typer.Argument(metavar="SESSION", help="Session id.", show_default=False)]
+ToOption = Annotated[int | None, typer.Option("--to", help="Target position.", show_default=False)]
+DropOption = Annotated[
+    int | None, typer.Option("--drop", min=0, help="Tokens to drop from the end.", show_default=False)
+]
+ExpectedOption = Annotated[
+    int | None,
+    typer.Option("--expected-position", help="Refuse unless the session is here.", show_default=False),
+]
+
+
+def register(app: typer.Typer) -> None:
+    """Add `client` and its sub-commands."""
+    group = typer.Typer(rich_markup_mode=None)
+    group.callback()(connect)
+    for name, command in COMMANDS.items():
+        group.command(name)(command)
+    app.add_typer(group, name="client")
+
+
+def connect(
+    context: typer.Context,
+    addr: Annotated[str, typer.Option(help="HOST:PORT or unix:PATH of the server.")] = "127.0.0.1:50051",
+    token_file: Annotated[
+        Path | None, typer.Option(help="File with the bearer token; else DS4C_TOKEN.", show_default=False)
+    ] = None,
+    tls_ca: Annotated[
+        Path | None, typer.Option(help="PEM file; switches TLS on.", show_default=False)
+    ] = None,
+    tls_cert: Annotated[Path | None, typer.Option(help="PEM file of the client.", show_default=False)] = None,
+    tls_key: Annotated[Path | None, typer.Option(help="PEM file of the client.", show_default=False)] = None,
+    timeout: Annotated[
+        float | None, typer.Option(min=0, help="Deadline of the call in seconds.", show_default=False)
+    ] = None,
+) -> None:
+    """Call a server: generate, rewind, fork, plan, sessions.
+
+    Example: ds4c client --addr 127.0.0.1:50051 generate -p "The capital of France is" --json
+    """
+    if (tls_cert or tls_key) and not (tls_ca and tls_cert and tls_key):
+        usage_error("client refused: expected --tls-ca, --tls-cert and --tls-key together, got only some")
+    token = os.environ.get("DS4C_TOKEN", "")
+    if token_file is not None:
+        lines = [line.strip() for line in token_file.read_text().splitlines()]
+        token = next((line for line in lines if line and not line.startswith("#")), "")
+        if not token:
+            usage_error(f"client refused: expected a token in {token_file}, got none")
+    context.obj = Connection(addr, token, tls_ca, tls_cert, tls_key, timeout)
+
+
+@contextmanager
+def open_stubs(context: typer.Context) -> Generator["tuple[Stubs, dict[str, Any]]"]:
+    """Give the stubs and the arguments of every call; failed calls become one line and an exit code.
+
+    Raises:
+        CommandFailure: a call failed; exit code 7 if no server could be reached.
+    """
+    # The transport writes its own lines about refused connections; ours says the same in one.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    import grpc
+
+    from ds4c_serve import client
+
+    connection: Connection = context.obj
+    channel = client.connect(
+        connection.address,
+        ca_file=connection.ca_file,
+        certificate=connection.certificate,
+        key=connection.key,
+    )
+    arguments = {"metadata": client.authorization(connection.token), "timeout": connection.timeout}
+    try:
+        yield client.stubs(channel), arguments
+    except grpc.RpcError as error:
+        raise failure(client.failure_of(error), connection.address) from error
+    finally:
+        channel.close()
+
+
+def failure(what: Any, address: str) -> CommandFailure:
+    """Turn a failed call into the line that is printed and its exit code."""
+    if what.code == "UNAVAILABLE" and not what.reason:
+        line = f"server not reached: expected one at {address}, got {what.message}; start it or check --addr"
+        return CommandFailure(line, ExitCode.UNREACHABLE)
+    exit_code = {
+        "INVALID_ARGUMENT": ExitCode.USAGE,
+        "OUT_OF_RANGE": ExitCode.USAGE,
+        "DATA_LOSS": ExitCode.MALFORMED,
+    }.get(what.code, ExitCode.FAILED)
+    if what.reason == "MEMORY_BUDGET":
+        exit_code = ExitCode.MEMORY
+    fields = f" (field {', '.join(what.fields)})" if what.fields else ""
+    return CommandFailure(f"{what.reason or what.code}: {what.message}{fields}", exit_code)
+
+
+def generate(
+    context: typer.Context,
+    session: Annotated[
+        str, typer.Argument(metavar="SESSION", help="Session id; none: one for this call.")
+    ] = "",
+    prompt: Annotated[str | None, typer.Option("-p", "--prompt", help="Text.", show_default=False)] = None,
+    tokens: Annotated[
+        str | None, typer.Option(help="Token ids instead of text: 1,2,3.", show_default=False)
+    ] = None,
+    max_tokens: Annotated[int | None, typer.Option(min=0, help="Most tokens.", show_default=False)] = None,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Share of the likeliest tokens.")] = 1.0,
+    top_k: Annotated[int, typer.Option(min=0, help="0: all tokens.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
+    stop: Annotated[list[str] | None, typer.Option(help="Stop string; may repeat.")] = None,
+    ignore_eos: Annotated[bool, typer.Option(help="Go on at end of sequence.")] = False,
+    rewind_to: Annotated[int | None, typer.Option(help="Rewind first.", show_default=False)] = None,
+    expected_position: ExpectedOption = None,
+    parse_special: Annotated[bool, typer.Option(help="Read markers of special tokens in text.")] = False,
+    add_bos: Annotated[bool, typer.Option(help="Begin-of-sequence token before the text.")] = False,
+    ids: Annotated[bool, typer.Option("--ids", help="Print token ids instead of text.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Append a prompt and generate; streams text, or token ids with --ids or --tokens.
+
+    Example: ds4c client generate chat-1 -p "Hello" --max-tokens 20 --stop "."
+    """
+    from ds4c_serve.v1 import engine_pb2 as pb
+
+    if prompt is not None and tokens is not None:
+        usage_error("generate refused: expected --prompt or --tokens, got both")
+    wants_ids = ids or tokens is not None
+    request = pb.GenerateRequest(
+        session_id=session,
+        rewind_to=rewind_to,
+        expected_position=expected_position,
+        sampling=pb.Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed),
+        stop=pb.StopCondition(max_output_tokens=max_tokens, strings=stop or [], ignore_eos=ignore_eos),
+        return_text=not wants_ids,
+        return_token_ids=wants_ids or as_json,
+    )
+    if prompt is not None:
+        request.prompt.CopyFrom(pb.Prompt(text=prompt, parse_special=parse_special, add_bos=add_bos))
+    elif tokens is not None:
+        request.prompt.tokens.ids.extend(parse_ids(tokens))
+    with open_stubs(context) as (stubs, arguments):
+        call = stubs.inference.Generate(request, **arguments)
+        try:
+            document = consume(call, quiet=as_json, as_ids=wants_ids)
+        finally:
+            call.cancel()
+    if as_json:
+        print_json(document)
+    else:
+        print_note(summary(document))
+
+
+def parse_ids(text: str) -> list[int]:
+    """Read `1,2,3`.
+
+    Raises:
+        CommandFailure: it is something else (exit code 2).
+    """
+    parts = [part.strip() for part in text.split(",") if part.strip()]
+    if not all(part.isascii() and part.isdigit() and int(part) < 1 << 32 for part in parts):
+        usage_error(f"--tokens refused: expected ids such as 1,2,3, got {text!r}")
+    return [int(part) for part in parts]
+
+
+def consume(call: Any, *, quiet: bool, as_ids: bool) -> dict[str, Any]:
+    """Read a stream to its end, print what arrives unless quiet, and give it all as one document."""
+    from ds4c_serve.client import to_data
+
+    document: dict[str, Any] = {"text": "", "token_ids": []}
+    for response in call:
+        event = response.WhichOneof("event")
+        if event == "delta":
+            document["text"] += response.delta.text
+            document["token_ids"] += list(response.delta.token_ids)
+            if not quiet:
+                show(response.delta, as_ids)
+        elif event in ("started", "finished"):
+            document[event] = to_data(getattr(response, event))
+    if not quiet:
+        print_result("")
+    return document
+
+
+def show(delta: "pb.TokenDelta", as_ids: bool) -> None:
+    """Print what one message brought, at once."""
+    sys.stdout.write("".join(f"{token} " for token in delta.token_ids) if as_ids else delta.text)
+    sys.stdout.flush()
+
+
+def summary(document: dict[str, Any]) -> str:
+    """One line about a finished generation."""
+    finished, started = document["finished"], document["started"]
+    usage, timing = finished["usage"], finished["timing"]
+    seconds = timing.get("decode", 0.0)
+    rate = f", {usage['output_tokens'] / seconds:.1f} tokens/s" if seconds > 0 else ""
+    return (
+        f"session {started['session_id']} at {finished['end_position']}: {finished['reason']}, "
+        f"{usage['input_tokens']} in ({usage['cached_input_tokens']} cached), "
+        f"{usage['output_tokens']} out{rate}; {rewind_line(started['rewind'])}"
+    )
+
+
+def rewind_line(report: dict[str, Any]) -> str:
+    """One line about what was done to the state."""
+    reason = report["rebuild_reason"]
+    why = "" if reason == "unspecified" else f" ({reason})"
+    return (
+        f"rewind {report['kind']}{why} from {report['from_position']} to {report['to_position']}, "
+        f"{report['replayed_tokens']} tokens replayed"
+    )
+
+
+def rewind(
+    context: typer.Context,
+    session: SessionArgument,
+    to: ToOption = None,
+    drop: DropOption = None,
+    expected_position: ExpectedOption = None,
+    max_replay: Annotated[
+        int | None, typer.Option(min=0, help="Refuse if more tokens must be run.", show_default=False)
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Move a session back to a position or by a count.
+
+    Example: ds4c client rewind chat-1 --drop 5 --json
+    """
+    from ds4c_serve.v1 import engine_pb2 as pb
+
+    request = pb.RewindRequest(
+        session_id=session, expected_position=expected_position, max_replay_tokens=max_replay
+    )
+    set_target(request, to, drop)
+    run_call(context, lambda stubs: (stubs.sessions.Rewind, request), as_json, describe_rewind)
+
+
+def fork(
+    context: typer.Context,
+    session: SessionArgument,
+    new_id: Annotated[str, typer.Option("--new-id", help="Id of the new session; none: random.")] = "",
+    at: Annotated[int | None, typer.Option(help="Position of the fork.", show_default=False)] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Make a new session from a position of another.
+
+    Example: ds4c client fork chat-1 --at 12 --new-id chat-2
+    """
+    from ds4c_serve.v1 import engine_pb2 as pb
+
+    request = pb.ForkSessionRequest(session_id=session, new_session_id=new_id, at_position=at)
+    run_call(context, lambda stubs: (stubs.sessions.ForkSession, request), as_json, describe_rewind)
+
+
+def plan(
+    context: typer.Context,
+    session: SessionArgument,
+    to: ToOption = None,
+    drop: DropOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Say what a rewind would cost, without doing it.
+
+    Example: ds4c client plan chat-1 --to 0
+    """
+    from ds4c_serve.v1 import engine_pb2 as pb
+
+    request = pb.PlanRewindRequest(session_id=session)
+    set_target(request, to, drop)
+    run_call(context, lambda stubs: (stubs.sessions.PlanRewind, request), as_json, describe_plan)
+
+
+def sessions(context: typer.Context, as_json: JsonOption = False) -> None:
+    """List the sessions of the caller.
+
+    Example: ds4c client sessions --json
+    """
+    from ds4c_serve.client import to_data
+    from ds4c_serve.v1 import engine_pb2 as pb
+
+    found: list[dict[str, Any]] = []
+    with open_stubs(context) as (stubs, arguments):
+        token = ""
+        while True:
+            answer = stubs.sessions.ListSessions(pb.ListSessionsRequest(page_token=token), **arguments)
+            found += [to_data(session) for session in answer.sessions]
+            token = answer.next_page_token
+            if not token:
+                break
+    if as_json:
+        print_json({"sessions": found})
+    for session in [] if as_json else found:
+        print_result(describe_session(session))
+
+
+def open_session(
+    context: typer.Context,
+    session: Annotated[str, typer.Argument(metavar="SESSION", help="Session id; none: random.")] = "",
+    capacity: Annotated[int, typer.Option(min=0, help="Greatest position; 0: that of the model.")] = 0,
+    idle_seconds: Annotated[
+        float | None, typer.Option(help="Close it after this long without use.", show_default=False)
+    ] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Open an empty session.
+
+    Example: ds4c client open chat-1 --idle-seconds 600
+    """
+    from ds4c_serve.v1 import engine_pb2 as pb
+
+    request = pb.OpenSessionRequest(session_id=session, capacity=capacity)
+    if idle_seconds is not None:
+        request.idle_ttl.FromNanoseconds(round(idle_seconds * 1e9))
+    run_call(
+        context,
+        lambda stubs: (stubs.sessions.OpenSession, request),
+        as_json,
+        lambda answer: describe_session(answer["session"]),
+    )
+
+
+def close_session(context: typer.Context, session: SessionArgument, as_json: JsonOption = False) -> None:
+    """Close a session.
+
+    Example: ds4c client close chat-1
+    """
+    from ds4c_serve.v1 import engine_pb2 as pb
+
+    request = pb.CloseSessionRequest(session_id=session)
+    run_call(
+        context,
+        lambda stubs: (stubs.sessions.CloseSession, request),
+        as_json,
+        lambda _answer: f"session {session} closed",
+    )
+
+
+def info(context: typer.Context, as_json: JsonOption = False) -> None:
+    """Show the model, its capabilities and the load of the server.
+
+    Example: ds4c client info --json
+    """
+    from ds4c_serve.client import to_data
+    from ds4c_serve.v1 import engine_pb2 as pb
+
+    with open_stubs(context) as (stubs, arguments):
+        document = {
+            "model": to_data(stubs.models.GetModelInfo(pb.GetModelInfoRequest(), **arguments)),
+            "capabilities": to_data(stubs.models.GetCapabilities(pb.GetCapabilitiesRequest(), **arguments)),
+            "load": to_data(stubs.models.GetLoad(pb.GetLoadRequest(), **arguments)),
+        }
+    if as_json:
+        print_json(document)
+        return
+    for part, values in document.items():
+        for name, value in values.items():
+            print_result(f"{part:13} {name}: {value}")
+
+
+def set_target(request: Any, to: int | None, drop: int | None) -> None:
+    """Put the target of a rewind into its request.
+
+    Raises:
+        CommandFailure: not exactly one is given (exit code 2).
+    """
+    if (to is None) == (drop is None):
+        usage_error("rewind refused: expected --to or --drop, got both or none")
+    if to is not None and to < 0:
+        usage_error(f"rewind refused: expected a position of at least 0, got {to}")
+    if to is not None:
+        request.to_position = to
+    else:
+        request.drop_tokens = drop
+
+
+def run_call(
+    context: typer.Context,
+    choose: "Callable[[Stubs], tuple[Any, Any]]",
+    as_json: bool,
+    describe: Callable[[dict[str, Any]], str],
+) -> None:
+    """Make one unary call and print its answer."""
+    from ds4c_serve.client import to_data
+
+    with open_stubs(context) as (stubs, arguments):
+        method, request = choose(stubs)
+        answer = to_data(method(request, **arguments))
+    if as_json:
+        print_json(answer)
+    else:
+        print_result(describe(answer))
+
+
+def describe_session(session: dict[str, Any]) -> str:
+    """A session in one line."""
+    state = "valid" if session["state_valid"] else "to be rebuilt"
+    return (
+        f"{session['session_id']}  position {session['position']} of {session['capacity']}, "
+        f"high water {session['high_water']}, epoch {session['epoch']}, state {state}"
+    )
+
+
+def describe_rewind(answer: dict[str, Any]) -> str:
+    """A session and what was done to it, in one line."""
+    return f"{describe_session(answer['session'])}; {rewind_line(answer['rewind'])}"
+
+
+def describe_plan(answer: dict[str, Any]) -> str:
+    """The price of a rewind in one line."""
+    reason = answer["rebuild_reason"]
+    why = "" if reason == "unspecified" else f" ({reason})"
+    return (
+        f"to {answer['to_position']}: {answer['kind']}{why}, {answer['replay_tokens']} tokens from "
+        f"{answer['base_position']}, about {answer.get('estimated_time', 0.0):.3f} s"
+    )
+
+
+COMMANDS: dict[str, Callable[..., None]] = {
+    "generate": generate,
+    "rewind": rewind,
+    "fork": fork,
+    "plan": plan,
+    "sessions": sessions,
+    "open": open_session,
+    "close": close_session,
+    "info": info,
+}

@@ -1,0 +1,157 @@
+"""`ds4c serve`: load an artifact and serve it over gRPC until a signal."""
+
+import asyncio
+import os
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+
+from ds4c.cli.common import (
+    ArtifactArgument,
+    CommandFailure,
+    ExitCode,
+    format_bytes,
+    parse_bytes,
+    print_note,
+    print_result,
+)
+
+if TYPE_CHECKING:
+    from ds4c_runtime.engine import Engine
+    from ds4c_serve.server import ServerConfig
+
+
+def register(app: typer.Typer) -> None:
+    """Add `serve`."""
+    app.command("serve")(serve)
+
+
+Listen = Annotated[
+    list[str], typer.Option("--grpc-listen", help="HOST:PORT, [IPV6]:PORT or unix:PATH; may repeat.")
+]
+Threads = Annotated[int, typer.Option(min=1, help="Threads of one step.")]
+MaxSessions = Annotated[int, typer.Option(min=1, help="Sessions that can exist at once.")]
+MaxQueue = Annotated[int, typer.Option(min=0, help="Generations that can wait.")]
+MemoryBudget = Annotated[
+    str | None, typer.Option(help="Most memory for state, in bytes or as 512MiB, 4GiB.", show_default=False)
+]
+TokenFile = Annotated[
+    Path | None, typer.Option(help="Bearer tokens, one a line; mode 600.", show_default=False)
+]
+PemFile = Annotated[Path | None, typer.Option(help="PEM file.", show_default=False)]
+ClientCa = Annotated[
+    Path | None, typer.Option(help="PEM file; clients must show a certificate of it.", show_default=False)
+]
+DrainSeconds = Annotated[
+    float, typer.Option(min=0, help="How long streams may go on after the first SIGTERM or SIGINT.")
+]
+ReadyFd = Annotated[
+    int | None, typer.Option(help="Write the addresses to this descriptor when ready.", show_default=False)
+]
+Reflection = Annotated[
+    bool | None,
+    typer.Option(
+        "--reflection/--no-reflection", help="Default: on loopback addresses only.", show_default=False
+    ),
+]
+
+
+def serve(
+    artifact: ArtifactArgument,
+    grpc_listen: Listen = ["127.0.0.1:50051"],  # noqa: B006 - typer needs a list and only reads it
+    threads: Threads = 1,
+    max_sessions: MaxSessions = 8,
+    memory_budget: MemoryBudget = None,
+    max_queue: MaxQueue = 64,
+    auth_token_file: TokenFile = None,
+    tls_cert: PemFile = None,
+    tls_key: PemFile = None,
+    tls_client_ca: ClientCa = None,
+    drain_seconds: DrainSeconds = 30.0,
+    ready_fd: ReadyFd = None,
+    reflection: Reflection = None,
+    log_format: Annotated[Literal["text", "json"], typer.Option(help="Form of the log on stderr.")] = "text",
+) -> int:
+    """Serve an artifact over gRPC (ds4c.v1, health, reflection) until SIGTERM or SIGINT.
+
+    Prints one line when ready. The first signal drains: new generations are refused, running streams go on
+    for up to --drain-seconds. A second signal ends at once. Exit code 0 after a drain.
+
+    Example: ds4c serve out/m --grpc-listen 127.0.0.1:50051 --max-sessions 16
+    """
+    # The transport writes its own lines about failed binds; ours says the same in one.
+    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
+    from ds4c_runtime.engine import Engine
+    from ds4c_serve import log
+    from ds4c_serve.listen import ListenError
+    from ds4c_serve.server import serve as serve_until_signal
+
+    config = make_config(
+        grpc_listen, auth_token_file, (tls_cert, tls_key, tls_client_ca), drain_seconds, reflection
+    )
+    budget = parse_bytes(memory_budget, "--memory-budget") if memory_budget is not None else None
+    log.configure(log_format)
+
+    def load_engine() -> Engine:
+        return Engine.load(
+            artifact, max_sessions=max_sessions, memory_budget=budget, threads=threads, max_queue=max_queue
+        )
+
+    def on_ready(targets: Sequence[str], engine: Engine) -> None:
+        announce(targets, engine, ready_fd)
+
+    try:
+        return asyncio.run(serve_until_signal(config, load_engine, on_ready))
+    except ListenError as error:
+        raise CommandFailure(str(error), ExitCode.FAILED) from error
+
+
+def make_config(
+    listen: Sequence[str],
+    auth_token_file: Path | None,
+    tls: tuple[Path | None, Path | None, Path | None],
+    drain_seconds: float,
+    reflection: bool | None,
+) -> "ServerConfig":
+    """Turn options into the server's configuration.
+
+    Raises:
+        CommandFailure: options contradict each other.
+        InvalidRequestError: an address or the token file is refused.
+    """
+    from ds4c_serve.auth import read_tokens
+    from ds4c_serve.listen import parse_address
+    from ds4c_serve.server import ServerConfig, TlsFiles
+
+    certificate, key, client_ca = tls
+    if (certificate is None) != (key is None) or (client_ca is not None and certificate is None):
+        raise CommandFailure(
+            "serve refused: expected --tls-cert and --tls-key together, and both with --tls-client-ca, "
+            "got only some of them; give all",
+            ExitCode.USAGE,
+        )
+    tokens = read_tokens(auth_token_file) if auth_token_file is not None else []
+    from_environment = os.environ.get("DS4C_TOKEN", "")
+    return ServerConfig(
+        addresses=tuple(parse_address(text) for text in listen),
+        tokens=tuple(tokens + ([from_environment] if from_environment else [])),
+        tls=TlsFiles(certificate, key, client_ca) if certificate is not None and key is not None else None,
+        drain_seconds=drain_seconds,
+        reflection=reflection,
+    )
+
+
+def announce(targets: Sequence[str], engine: "Engine", ready_fd: int | None) -> None:
+    """Say on stdout, in one line, what is served where; on stderr what memory it may take."""
+    model = engine.manifest.model
+    load = engine.load_info()
+    print_note(
+        f"state memory: {format_bytes(load.state_bytes_budget)} for {load.max_sessions} sessions of up to "
+        f"{model.context} tokens"
+    )
+    print_result(f"ready: {model.name} ({engine.manifest.artifact_id[:12]}) on {' '.join(targets)}")
+    if ready_fd is not None:
+        with os.fdopen(ready_fd, "w") as pipe:
+            pipe.write(" ".join(targets) + "\n")
