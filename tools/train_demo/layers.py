@@ -52,7 +52,7 @@ class NetworkConfig:
     rope_theta: float = 10_000.0
     compress_rope_theta: float = 160_000.0
     yarn_original: int = 256
-    yarn_factor: float = 16.0
+    yarn_factor: int = 16
     max_positions: int = 4096
 
 
@@ -79,7 +79,7 @@ class Rope(NamedTuple):
         return Rope(self.cos[positions], self.sin[positions])
 
 
-def inverse_frequencies(rope_dim: int, theta: float, yarn: tuple[int, float] | None = None) -> Tensor:
+def inverse_frequencies(rope_dim: int, theta: float, yarn: tuple[int, int] | None = None) -> Tensor:
     """Angles per token `[rope_dim / 2]`, float64; `yarn` is (original length, factor)."""
     frequencies = 1.0 / theta ** (torch.arange(0, rope_dim, 2, dtype=torch.float64) / rope_dim)
     if yarn is None:
