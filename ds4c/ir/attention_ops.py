@@ -102,7 +102,7 @@ class SelectRowsOp(IRDLOperation):
 
 @irdl_op_definition
 class IndexSelectOp(IRDLOperation):
-    """`index_scores` and `select_rows` in one (made by `fuse-index-select`): scores never leave the kernel."""
+    """`index_scores` and `select_rows` in one, made by `fuse-index-select`; scores stay in the kernel."""
 
     name = "ds4.index_select"
     q = operand_def(TensorType)
@@ -167,8 +167,8 @@ class AttentionOp(IRDLOperation):
 class CallKernelOp(IRDLOperation):
     """Call of a kernel; the last level. Operands, states and results are in the order of the spec.
 
-    SSA operands are the spec's activations, weights, blocks, row lists and the count; `buffers` names its ring and
-    append states; `offsets` (from plan-buffers) are the addresses of all operands in their arenas.
+    SSA operands are the spec's activations, weights, blocks, row lists and the count; `buffers` names its
+    ring and append states; `offsets` (from plan-buffers) are the addresses of all operands in their arenas.
     """
 
     name = "ds4.call_kernel"

@@ -1,8 +1,8 @@
 """Runs a `ds4` module in NumPy, at any level from macros to kernel calls.
 
 The oracle of every pass and kernel: `Machine.call("step", ...)` before and after a pass must agree. States
-are pools `[slot, rows, width]`; a write yields a new version, except below `lower-to-kernels`, where kernels write
-in place as the compiled code does.
+are pools `[slot, rows, width]`; a write yields a new version, except below `lower-to-kernels`, where
+kernels write in place as the compiled code does.
 """
 
 from __future__ import annotations

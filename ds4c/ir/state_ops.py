@@ -268,7 +268,7 @@ class CompressorStepOp(IRDLOperation):
 
 @irdl_op_definition
 class SnapshotOp(IRDLOperation):
-    """Live rows of a state of one slot at a position: ring rows `[live(at), at)`, append rows `[0, at // every)`."""
+    """Live rows of one slot at a position: ring rows `[live(at), at)`, append rows `[0, at // every)`."""
 
     name = "ds4.snapshot"
     state = operand_def(StateType)
@@ -296,8 +296,11 @@ class RestoreOp(IRDLOperation):
 
 @irdl_op_definition
 class ForkOp(IRDLOperation):
-    """Copies rows of one slot to another: ring rows `[live(first), at)`; append rows below `at // every` are
-    shared (the runtime shares pages) or copied."""
+    """Copies rows of one slot to another.
+
+    Ring rows `[live(first), at)`; append rows below `at // every` are shared (the runtime shares pages) or
+    copied.
+    """
 
     name = "ds4.fork"
     T: ClassVar = VarConstraint("T", BaseAttr(StateType))

@@ -1,8 +1,8 @@
 """Pure per-row ops of the `ds4` dialect: products, norms, rotation, hyper-connections, experts.
 
-Every activation is `tensor<?xW..xf32>`; the `?` is the number of rows of the block (or of its windows, or of
-the wanted logits), which `ds4c.ir.rows` follows through the ops. The meaning of each op is the function of the same
-name in `ds4c.ir.numpy_ops`, whose docstring gives formula and source.
+Every activation is `tensor<?xW..xf32>`; the `?` is the number of rows of the block (or of its windows, or
+of the wanted logits), which `ds4c.passes.row_space` follows through the ops. The meaning of each op is the
+function of the same name in `ds4c.ir.numpy_ops`, whose docstring gives formula and source.
 """
 
 from __future__ import annotations
@@ -246,10 +246,9 @@ class HeadNormOp(IRDLOperation):
 
     def verify_(self) -> None:
         """Width divisible by the heads."""
-        if _width(self.x)[0] % self.heads.value.data:
-            raise VerifyException(
-                f"{self.name}: expected a width divisible by {self.heads.value.data} heads, got {_width(self.x)[0]}"
-            )
+        width, heads = _width(self.x)[0], self.heads.value.data
+        if width % heads:
+            raise VerifyException(f"{self.name}: expected a width divisible by {heads} heads, got {width}")
         expect(self, "result", _width(self.x), _width(self.y))
 
 
@@ -309,7 +308,10 @@ class NormRopeOp(IRDLOperation):
     y = result_def(TensorType)
     traits = traits_def(Pure())
     irdl_options = (AttrSizedOperandSegments(as_property=True), ParsePropInAttrDict())
-    assembly_format = "$x (`gain` $gain^ `:` type($gain))? `table` $table attr-dict `:` type($x) `,` type($table) `->` type($y)"
+    assembly_format = (
+        "$x (`gain` $gain^ `:` type($gain))? `table` $table attr-dict `:` type($x) `,` type($table) "
+        "`->` type($y)"
+    )
 
     def verify_(self) -> None:
         """Widths are kept."""

@@ -1,5 +1,4 @@
-"""Traits of state-touching ops: which operands they read, which they replace, and that each version
-of a state is replaced at most once."""
+"""Traits of state-touching ops: what they read, what they replace, and that a version is replaced once."""
 
 from __future__ import annotations
 
@@ -75,8 +74,8 @@ class WrittenOnce(OpTrait):
             writers = [u.operation for u in result.uses if result in states_replaced(u.operation)]
             if len(writers) > 1:
                 raise VerifyException(
-                    f"{op.name}: version of @{result.type.state_name}: expected at most one op to replace it, "
-                    f"got {len(writers)} ({', '.join(w.name for w in writers)})"
+                    f"{op.name}: version of @{result.type.state_name}: expected at most one op to replace "
+                    f"it, got {len(writers)} ({', '.join(w.name for w in writers)})"
                 )
 
 

@@ -1,4 +1,4 @@
-"""`lower-to-kernels`: every op becomes a call of a kernel named by digest; state versions become in-place buffers."""
+"""`lower-to-kernels`: ops become calls of kernels named by digest, state versions become buffers."""
 
 from __future__ import annotations
 
@@ -93,8 +93,8 @@ class _Lowering:
         for value in (*states_read(op), *states_replaced(op)):
             if self.current[_state(value)] is not value:
                 raise PassFailedException(
-                    f"lower-to-kernels: @{_state(value)}: expected {op.name} to use the version in force, got one "
-                    "that an earlier op replaced; move the read before the write"
+                    f"lower-to-kernels: @{_state(value)}: expected {op.name} to use the version in force, "
+                    "got one that an earlier op replaced; move the read before the write"
                 )
         results = [r for r in op.results if isinstance(r.type, StateType)]
         for value, result in zip(states_replaced(op), results, strict=True):

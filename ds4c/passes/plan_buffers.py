@@ -166,8 +166,8 @@ class _Function:
                 value = next(ins)
                 if value not in self.where:
                     raise PassFailedException(
-                        f"plan-buffers: operand {operand.name} of {op.kernel.data}: expected a value with an address, "
-                        f"got {_describe(value)}"
+                        f"plan-buffers: operand {operand.name} of {op.kernel.data}: expected a value with an "
+                        f"address, got {_describe(value)}"
                     )
                 yield self.where[value]
 

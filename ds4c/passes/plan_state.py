@@ -124,6 +124,7 @@ def live_form(decl: StateOp) -> tuple[int, int]:
     probes = (*range(3 * align), 4096 * align - 1, 4096 * align, 4096 * align + 1)
     if any(decl.live_begin(c) != c // align * align - back for c in probes):
         raise PassFailedException(
-            f"plan-state: @{decl.state_name}: expected live rows of the form c // {align} * {align} - k, got {decl.live}"
+            f"plan-state: @{decl.state_name}: expected live rows of the form c // {align} * {align} - k, "
+            f"got {decl.live}"
         )
     return align, back

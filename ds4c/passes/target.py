@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import importlib
 from importlib.metadata import entry_points
+from pathlib import Path
 from typing import Any, Protocol
 
 from numpy.typing import NDArray
@@ -49,6 +50,10 @@ class Target(Protocol):
 
     def variant_features(self, variant: str) -> tuple[str, ...]:
         """CPU features (as /proc/cpuinfo spells them) that code of this variant needs."""
+        ...
+
+    def runtime_files(self) -> tuple[tuple[str, Path], ...]:
+        """Files the artifact must carry to run (name in the artifact, path here), with their licences."""
         ...
 
     def build_library(self, program: Program, variant: str, path: str, log: Any = None) -> None:

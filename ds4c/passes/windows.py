@@ -1,8 +1,8 @@
 """Ring arithmetic without an IR: the smallest capacity for a read set, and its proof by execution.
 
-Model of a session: position `c`, high water `h = c + d` (one past the highest row ever written). A block of
-`q` rows at `c` first reads, then writes rows `c .. c+q-1` (only the last `capacity` of them). The position may then move to
-any `c'` with `h' - distance <= c' <= c + q`.
+Model of a session: position `c`, high water `h = c + d` (one past the highest row ever written). A block
+of `q` rows at `c` first reads, then writes rows `c .. c+q-1` (only the last `capacity` of them). The position
+may then move to any `c'` with `h' - distance <= c' <= c + q`.
 
 Lemma (read before write): rings are read before the block's rows are written and window starts never move
 back, so of all queries of a block the first that fires reads the oldest rows; if it reads right rows, all do.
@@ -48,8 +48,8 @@ class CounterExample:
     def __str__(self) -> str:
         what = "newer token" if self.found > self.wanted else "older token"
         return (
-            f"position {self.position}, high water {self.high_water}: the query at {self.query} wants the row of "
-            f"position {self.wanted}, its slot holds position {self.found} ({what})"
+            f"position {self.position}, high water {self.high_water}: the query at {self.query} wants the "
+            f"row of position {self.wanted}, its slot holds position {self.found} ({what})"
         )
 
 
@@ -68,25 +68,23 @@ def derive_capacity(reads: ReadSet, distance: int) -> int:
 def prove(reads: ReadSet, capacity: int, distance: int) -> CounterExample | None:
     """Execute every phase of a ring of `capacity` rows; None if no query ever reads a wrong row.
 
-    Invariant J(c, d): slot row `k` holds the latest position `t < c + d` with `t = k mod capacity`. From every J(c, d)
-    with `d <= distance`, the first query that fires must find its rows, and every block must leave J again.
-    Starts cover the first lap of the ring and a full period after it.
+    Invariant J(c, d): slot row `k` holds the latest position `t < c + d` with `t = k mod capacity`. From
+    every J(c, d) with `d <= distance`, the first query that fires must find its rows, and every block must
+    leave J again. Starts cover the first lap of the ring and a full period after it.
     """
-    starts = capacity + reads.every + _reach(reads) + 1
-    slots = np.arange(capacity)
+    starts = range(capacity + reads.every + _reach(reads) + 1)
+    found = (_check_reads(reads, _ring(c, distance, capacity), c) for c in starts)
+    bad = next((b for b in found if b is not None), None)
+    if bad is not None:
+        return bad
     widths = sorted({*range(1, 9), reads.every, capacity - 1, capacity, capacity + 1, 2 * capacity + 3} - {0})
-    for c in range(starts):
-        high = c + np.arange(distance + 1)
-        ring = _latest(high, slots)
-        bad = _check_reads(reads, ring, c)
-        if bad is not None:
-            return bad
-        for q in widths:
-            after = _write(ring, c, q)
-            if (after != _latest(np.maximum(high, c + q), slots)).any():
-                d = int(np.argwhere((after != _latest(np.maximum(high, c + q), slots)).any(axis=1))[0][0])
-                return CounterExample(c, c + d, c + q, c + q - 1, -1)
-    return None
+    kept = (_check_write(_ring(c, distance, capacity), c, q) for c in starts for q in widths)
+    return next((b for b in kept if b is not None), None)
+
+
+def _ring(c: int, distance: int, capacity: int) -> Ints:
+    """J(c, d) for every `d <= distance`: `[d, slot]`."""
+    return _latest(c + np.arange(distance + 1), np.arange(capacity))
 
 
 def _reach(reads: ReadSet) -> int:
@@ -100,11 +98,19 @@ def _latest(high: Ints, slots: Ints) -> Ints:
     return last - (last - slots[None, :]) % len(slots)
 
 
-def _write(ring: Ints, c: int, q: int) -> Ints:
-    out = ring.copy()
-    positions = np.arange(c + max(0, q - ring.shape[1]), c + q)
-    out[:, positions % ring.shape[1]] = positions
-    return out
+def _check_write(ring: Ints, c: int, q: int) -> CounterExample | None:
+    """A block of `q` rows leaves the invariant: each slot the latest position below the new high water."""
+    capacity = ring.shape[1]
+    after = ring.copy()
+    positions = np.arange(c + max(0, q - capacity), c + q)
+    after[:, positions % capacity] = positions
+    high = np.maximum(c + np.arange(len(ring)), c + q)
+    wrong = after != _latest(high, np.arange(capacity))
+    if not wrong.any():
+        return None
+    d, slot = (int(i) for i in np.argwhere(wrong)[0])
+    wanted = int(_latest(high[d : d + 1], np.arange(capacity))[0, slot])
+    return CounterExample(c, c + d, c + q, wanted, int(after[d, slot]))
 
 
 def _check_reads(reads: ReadSet, ring: Ints, c: int) -> CounterExample | None:

@@ -1,0 +1,235 @@
+"""`ds4c build` as a function: checkpoint in, artifact folder out."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import metadata
+from pathlib import Path
+
+from xdsl.dialects.builtin import ModuleOp
+from xdsl.utils.exceptions import DiagnosticException
+
+from ds4c import artifact
+from ds4c.errors import CompileError, TargetError, UsageError
+from ds4c.importers.safetensors import Checkpoint, open_checkpoint
+from ds4c.ir.dialect import print_module
+from ds4c.models.config import ModelConfig
+from ds4c.models.deepseek_v4 import build_module
+from ds4c.models.ir_weights import IrWeight, ir_weights, load_ir_weight
+from ds4c.models.weights import num_parameters
+from ds4c.passes.pipeline import PipelineOptions, pipeline, run_pipeline
+from ds4c.passes.program import program_of
+from ds4c.passes.target import Target, get_target
+from ds4c_runtime import manifest as schema
+
+DEFAULT_CONTEXT = 65536
+"""Largest context without `--context`; page tables and scratch grow with it."""
+
+
+@dataclass(frozen=True)
+class BuildOptions:
+    """Options of a build; 0 or None take the default that the message at the end names.
+
+    Attributes:
+        target: `name` or `name:variant`.
+        horizon: rewinds of up to that many tokens move no data. context: tokens of a session.
+        rows, segments, logit_rows: largest step (rows, sessions, rows with logits).
+        dump_ir: folder for the IR text after each pass. replace: overwrite an existing artifact.
+    """
+
+    target: str = "cpu"
+    horizon: int = 64
+    context: int = 0
+    rows: int = 0
+    segments: int = 8
+    logit_rows: int = 0
+    name: str = ""
+    dump_ir: Path | None = None
+    replace: bool = False
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Progress of a build: a stage begins (`done` 0) or went on to `done` of `total` bytes."""
+
+    name: str
+    detail: str = ""
+    done: int = 0
+    total: int = 0
+
+
+@dataclass(frozen=True)
+class BuildReport:
+    """What was built; sizes in bytes, times in seconds."""
+
+    folder: Path
+    manifest: schema.Manifest
+    kernels: int
+    seconds: float
+
+
+Report = Callable[[Stage], None]
+
+
+def build(
+    source: Path, folder: Path, options: BuildOptions, report: Report = lambda stage: None
+) -> BuildReport:
+    """Compile a checkpoint folder into an artifact folder.
+
+    Nothing is left behind when it fails; the folder appears when it is complete.
+
+    Raises:
+        Ds4cError: bad checkpoint, option, target or output folder; each message is one line.
+    """
+    start = time.monotonic()
+    target, variant = _target(options.target)
+    with artifact.new_folder(folder, options.replace) as work:
+        report(Stage("open", str(source)))
+        checkpoint = open_checkpoint(source)
+        _check(checkpoint, report)
+        compiled = _compile(checkpoint, target, options, report)
+        program = program_of(compiled.module)
+        report(Stage("kernels", f"{len(program.kernels)} kernels for {target.name}:{variant}"))
+        target.build_library(program, variant, str(work / "kernels.so"))
+        _write_weights(work, checkpoint, target, compiled, report)
+        _write_side_files(work, checkpoint, compiled.module, target)
+        report(Stage("manifest"))
+        manifest = _manifest(
+            work, checkpoint, target, variant, compiled, options.name or source.absolute().name
+        )
+        artifact.write_text(work / schema.MANIFEST_NAME, manifest.to_json())
+    return BuildReport(folder, manifest, len(program.kernels), time.monotonic() - start)
+
+
+@dataclass(frozen=True)
+class Compiled:
+    """A fully lowered module with what is needed to load its weights."""
+
+    module: ModuleOp
+    config: ModelConfig
+    context: int
+    weights: dict[str, IrWeight]
+
+
+def _target(text: str) -> tuple[Target, str]:
+    name, _, variant = text.partition(":")
+    target = get_target(name)
+    return target, target.resolve_variant(variant)
+
+
+def _check(checkpoint: Checkpoint, report: Report) -> None:
+    done = 0
+
+    def progress(name: str, size: int) -> None:
+        nonlocal done
+        done += size
+        report(Stage("check", name, done, checkpoint.total_bytes))
+
+    checkpoint.check(progress)
+
+
+def resolve_options(config: ModelConfig, options: BuildOptions) -> PipelineOptions:
+    """Fill in defaults and refuse what the model cannot do.
+
+    Raises:
+        UsageError: naming the option.
+    """
+    most = config.max_position_embeddings
+    context = options.context or min(most, DEFAULT_CONTEXT)
+    if not 1 <= context <= most:
+        raise UsageError(f"--context: expected 1 to {most} (max_position_embeddings), got {context}")
+    for name in ("horizon", "rows", "segments", "logit_rows"):
+        value = getattr(options, name)
+        low = 1 if name == "segments" else 0
+        if value < low:
+            raise UsageError(f"--{name.replace('_', '-')}: expected at least {low}, got {value}")
+    rows = options.rows or min(256, context)
+    if rows > context:
+        raise UsageError(f"--rows: expected at most the context of {context} tokens, got {rows}")
+    logit_rows = options.logit_rows or min(64, rows)
+    if logit_rows > rows:
+        raise UsageError(f"--logit-rows: expected at most --rows {rows}, got {logit_rows}")
+    target = options.target.partition(":")[0]
+    return PipelineOptions(target, options.horizon, context, rows, options.segments, logit_rows)
+
+
+def _compile(checkpoint: Checkpoint, target: Target, options: BuildOptions, report: Report) -> Compiled:
+    config = checkpoint.config
+    chosen = resolve_options(config, options)
+    weights = ir_weights(config, chosen.context, lambda name: checkpoint.load(name).dtype.name)
+    module = build_module(config, weights)
+    try:
+        passes = pipeline(chosen)
+        run_pipeline(module, passes, options.dump_ir, lambda name: report(Stage("passes", name)))
+    except TargetError:
+        raise
+    except DiagnosticException as error:
+        raise CompileError(" ".join(str(error).split())) from error
+    return Compiled(module, config, chosen.context, weights)
+
+
+def _write_weights(
+    work: Path, checkpoint: Checkpoint, target: Target, compiled: Compiled, report: Report
+) -> None:
+    placed = artifact.packed_weights(compiled.module)
+    total = sum(target.packed_bytes(w.layout, w.dtype, w.shape) for w in placed)
+    done = 0
+
+    def progress(name: str, size: int) -> None:
+        nonlocal done
+        done += size
+        report(Stage("weights", name, done, total))
+
+    def load(name: str) -> artifact.NDArray[artifact.Any]:
+        return load_ir_weight(compiled.weights[name], compiled.config, compiled.context, checkpoint.load)
+
+    from ds4c.passes.plan import Plan
+
+    size = Plan.of(compiled.module, "artifact").weights_bytes
+    artifact.write_weights(work / "weights.bin", placed, target, load, size, progress)
+
+
+def _write_side_files(work: Path, checkpoint: Checkpoint, module: ModuleOp, target: Target) -> None:
+    artifact.write_text(work / "module.mlir", print_module(module))
+    if checkpoint.tokenizer_path is not None:
+        artifact.copy_file(checkpoint.tokenizer_path, work / "tokenizer.json")
+    for name, path in target.runtime_files():
+        artifact.copy_file(path, work / name)
+
+
+def _manifest(
+    work: Path, checkpoint: Checkpoint, target: Target, variant: str, compiled: Compiled, name: str
+) -> schema.Manifest:
+    config = compiled.config
+    return artifact.make_manifest(
+        compiled.module,
+        schema.TargetInfo(target.name, variant, target.variant_features(variant)),
+        schema.Versions(
+            ds4c=_version("ds4c"),
+            tvm=_version("apache-tvm"),
+            tvm_ffi=_version("apache-tvm-ffi"),
+            xdsl=_version("xdsl"),
+        ),
+        schema.ModelInfo(
+            architecture="deepseek_v4",
+            name=name,
+            vocab_size=config.vocab_size,
+            context=compiled.context,
+            layers=config.num_hidden_layers,
+            bos_token_id=config.bos_token_id,
+            eos_token_ids=config.eos_token_ids,
+            parameters=num_parameters(config),
+            checkpoint_sha256=checkpoint.source_sha256(),
+        ),
+        artifact.file_entries(work),
+        lambda w: target.packed_bytes(w.layout, w.dtype, w.shape),
+    )
+
+
+def _version(package: str) -> str:
+    try:
+        return metadata.version(package)
+    except metadata.PackageNotFoundError:  # a bare checkout is not installed
+        return "0+source"

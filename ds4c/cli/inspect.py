@@ -1,0 +1,141 @@
+"""`ds4c inspect`: what an artifact or a checkpoint holds."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from ds4c.cli.common import (
+    JsonOption,
+    format_bytes,
+    print_json,
+    print_result,
+    result_console,
+    usage_error,
+)
+
+if TYPE_CHECKING:
+    from ds4c_runtime.manifest import Manifest
+
+
+def run(
+    path: Annotated[Path, typer.Argument(metavar="PATH", help="Artifact or checkpoint folder.")],
+    states: Annotated[bool, typer.Option("--states", help="List every state.")] = False,
+    tensors: Annotated[bool, typer.Option("--tensors", help="List every weight.")] = False,
+    ir: Annotated[bool, typer.Option("--ir", help="Print the final IR text of an artifact.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Show what an artifact or a checkpoint holds.
+
+    Example: ds4c inspect out/m --json
+    """
+    if (path / "manifest.json").exists():
+        _artifact(path, states, tensors, ir, as_json)
+    elif (path / "config.json").exists():
+        _checkpoint(path, tensors, as_json)
+    else:
+        usage_error(f"{path}: expected a folder with manifest.json or config.json, got neither")
+
+
+def _artifact(path: Path, states: bool, tensors: bool, ir: bool, as_json: bool) -> None:
+    import dataclasses
+
+    from ds4c_runtime.manifest import Manifest
+
+    manifest = Manifest.read(path)
+    if ir:
+        print_result((path / "module.mlir").read_text(encoding="utf-8").rstrip("\n"))
+    elif as_json:
+        print_json(dataclasses.asdict(manifest))
+    else:
+        _print_artifact(manifest)
+        if states:
+            _print_states(manifest)
+        if tensors:
+            _print_weights(manifest)
+
+
+def _print_artifact(m: Manifest) -> None:
+    kinds: dict[str, int] = {}
+    for state in m.states:
+        kinds[state.kind] = kinds.get(state.kind, 0) + 1
+    held = ", ".join(f"{n} {kind}" for kind, n in kinds.items())
+    print_result(f"artifact   {m.model.name} ({m.artifact_id[:12]}), format {m.version}")
+    print_result(
+        f"model      {m.model.architecture}, {m.model.layers} layers, {m.model.parameters:,} parameters"
+    )
+    print_result(f"context    {m.model.context} tokens, vocabulary {m.model.vocab_size}")
+    print_result(f"target     {m.target.name}:{m.target.variant}, needs {' '.join(m.target.features)}")
+    print_result(f"files      {len(m.files)}, {format_bytes(sum(f.bytes for f in m.files))}")
+    print_result(f"states     {held}; {format_bytes(m.arenas.state_slot)} of rings a session")
+    print_result(f"pages      {format_bytes(m.arenas.page)} for {m.limits.page_tokens} tokens")
+    print_result(
+        f"step       up to {m.limits.max_rows} rows of {m.limits.max_segments} sessions, "
+        f"{m.limits.max_logit_rows} with logits"
+    )
+    print_result(
+        f"rewind     in place up to {m.limits.horizon} tokens, then {m.capabilities.rewind_kinds[-1]}"
+    )
+    print_result(f"versions   ds4c {m.versions.ds4c}, tvm {m.versions.tvm}, tvm-ffi {m.versions.tvm_ffi}")
+
+
+def _table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
+    from rich.table import Table
+
+    table = Table(*columns, title=title)
+    for row in rows:
+        table.add_row(*(str(cell) for cell in row))
+    result_console().print(table)
+
+
+def _print_states(m: Manifest) -> None:
+    rows: list[list[Any]] = []
+    for s in m.rings:
+        live = f"c // {s.live.align} * {s.live.align} - {s.live.back} .. c"
+        rows.append([s.name, s.kind, f"{s.capacity} x {s.width}", s.dtype, s.every, live])
+    for s in m.appends:
+        rows.append(
+            [s.name, s.kind, f"{s.rows_per_page} x {s.width} a page", s.dtype, s.every, "all below c"]
+        )
+    _table("states", ["state", "kind", "rows", "dtype", "tokens a row", "live rows at position c"], rows)
+
+
+def _print_weights(m: Manifest) -> None:
+    rows = [[w.name, list(w.shape), w.dtype, w.layout, w.offset, w.bytes] for w in m.weights]
+    _table("weights", ["weight", "shape", "dtype", "layout", "offset", "bytes"], rows)
+
+
+def _checkpoint(path: Path, tensors: bool, as_json: bool) -> None:
+    import dataclasses
+
+    from ds4c.importers.safetensors import open_checkpoint
+    from ds4c.models.weights import num_parameters
+
+    checkpoint = open_checkpoint(path)
+    config = checkpoint.config
+    infos = [checkpoint.info(name) for name in checkpoint.names()]
+    if as_json:
+        listed = [{"name": i.name, "dtype": i.dtype, "shape": list(i.shape)} for i in infos]
+        print_json(
+            {
+                "config": dataclasses.asdict(config),
+                "parameters": num_parameters(config),
+                "bytes": checkpoint.total_bytes,
+                "tensors": listed,
+            }
+        )
+        return
+    dtypes = sorted({i.dtype for i in infos})
+    print_result(f"checkpoint {path}, deepseek_v4, {num_parameters(config):,} parameters")
+    print_result(f"layers     {config.num_hidden_layers}, compress ratios {list(config.compress_ratios)}")
+    print_result(f"tensors    {len(infos)}, {', '.join(dtypes)}, {format_bytes(checkpoint.total_bytes)}")
+    print_result(f"context    {config.max_position_embeddings} tokens, vocabulary {config.vocab_size}")
+    if tensors:
+        _table("tensors", ["tensor", "dtype", "shape"], [[i.name, i.dtype, list(i.shape)] for i in infos])
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("inspect")(run)

@@ -1,0 +1,114 @@
+"""`ds4c logits`: the logits of every position of a token file, for parity checks."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import tempfile
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from ds4c.cli.common import ArtifactArgument, CommandFailure, ExitCode, print_note, usage_error
+
+if TYPE_CHECKING:
+    import numpy as np
+    from numpy.typing import NDArray
+
+
+def run(
+    artifact: ArtifactArgument,
+    tokens: Annotated[Path, typer.Option("--tokens", help="Token ids, a one-dimensional .npy of integers.")],
+    output: Annotated[
+        Path, typer.Option("--output", "-o", help="File for float32 [T, V], one row a position.")
+    ],
+    chunks: Annotated[str, typer.Option(help="Tokens per step, `1,6,64`; the sizes repeat.")] = "",
+    threads: Annotated[int, typer.Option(min=1, help="Threads of the kernels.")] = 1,
+) -> None:
+    """Write the logits of every position; the result does not depend on the chunks, bit for bit.
+
+    Example: ds4c logits out/m --tokens ids.npy -o logits.npy --chunks 1,6,64
+    """
+    import numpy as np
+    from ds4c_runtime.engine import Engine
+
+    ids = read_tokens(tokens)
+    with Engine.load(artifact, max_sessions=1, threads=threads) as engine:
+        limits = engine.manifest.limits
+        sizes = parse_chunks(chunks, limits.max_logit_rows)
+        _check_range(ids, engine.manifest.model.vocab_size, engine.manifest.model.context)
+        rows: list[NDArray[np.float32]] = []
+        with engine.local_session() as session:
+            done = 0
+            for size in itertools.cycle(sizes):
+                if done >= len(ids):
+                    break
+                rows.append(session.step(ids[done : done + size].tolist(), all_logits=True).copy())
+                done += size
+    write_npy(output, np.concatenate(rows))
+    print_note(f"{output}: float32 {list(rows[0].shape[1:])} for {len(ids)} positions")
+
+
+def read_tokens(path: Path) -> NDArray[np.int64]:
+    """Token ids of a file.
+
+    Raises:
+        CommandFailure: not a one-dimensional array of integers, or empty (exit code 4).
+    """
+    import numpy as np
+
+    try:
+        ids = np.load(path, allow_pickle=False)
+    except (ValueError, EOFError) as error:
+        raise CommandFailure(f"{path}: expected a .npy file, got {error}", ExitCode.MALFORMED) from None
+    if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer) or len(ids) == 0:
+        raise CommandFailure(
+            f"{path}: expected a one-dimensional array of at least one integer, got {ids.dtype} "
+            f"{list(ids.shape)}",
+            ExitCode.MALFORMED,
+        )
+    return ids.astype(np.int64)
+
+
+def parse_chunks(text: str, most: int) -> list[int]:
+    """Sizes of the steps; empty text is the largest step that gives logits for every row."""
+    if not text:
+        return [most]
+    try:
+        sizes = [int(part) for part in text.split(",")]
+    except ValueError:
+        usage_error(f"--chunks: expected whole numbers such as 1,6,64, got {text!r}")
+    if any(not 1 <= size <= most for size in sizes):
+        usage_error(f"--chunks: expected sizes of 1 to {most} (logit rows of the artifact), got {text!r}")
+    return sizes
+
+
+def _check_range(ids: NDArray[np.int64], vocab_size: int, context: int) -> None:
+    if len(ids) > context:
+        usage_error(f"--tokens: expected at most {context} tokens (context), got {len(ids)}")
+    if ids.min() < 0 or ids.max() >= vocab_size:
+        bad = int(ids.min()) if ids.min() < 0 else int(ids.max())
+        usage_error(f"--tokens: expected ids of 0 to {vocab_size - 1}, got {bad}")
+
+
+def write_npy(path: Path, array: NDArray[np.float32]) -> None:
+    """Write an array to a temporary name, sync, rename."""
+    import numpy as np
+
+    handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
+    try:
+        with os.fdopen(handle, "wb") as out:
+            np.save(out, array)
+            out.flush()
+            os.fsync(out.fileno())
+        os.chmod(name, 0o644)
+        os.replace(name, path)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("logits")(run)

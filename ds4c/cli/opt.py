@@ -1,0 +1,80 @@
+"""`ds4c opt`: run passes over an IR file and print the text."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from ds4c.cli.common import CommandFailure, ExitCode, one_line, print_result
+
+
+def run(
+    file: Annotated[Path, typer.Argument(metavar="FILE", help="IR text; `-` reads stdin.")],
+    passes: Annotated[
+        str, typer.Option("--passes", "-p", help="Pipeline, `a,b{option=1}`; empty: none.")
+    ] = "",
+    list_passes: Annotated[bool, typer.Option("--list", help="List the passes and exit.")] = False,
+) -> None:
+    """Parse and verify an IR file, run passes (verifying between them), print the result.
+
+    Example: ds4c opt file.mlir -p 'plan-state{horizon=32},insert-snapshots'
+    """
+    from xdsl.utils.exceptions import DiagnosticException, ParseError
+
+    from ds4c.ir.dialect import parse_module, print_module
+    from ds4c.passes.pipeline import PASSES, run_pipeline
+
+    if list_passes:
+        print_result("\n".join(PASSES))
+        return
+    text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    chosen = parse_passes(passes)
+    try:
+        module = parse_module(text, str(file))
+        run_pipeline(module, chosen)
+    except ParseError as error:
+        raise CommandFailure(one_line(str(error)), ExitCode.MALFORMED) from None
+    except DiagnosticException as error:
+        raise CommandFailure(_message(error), ExitCode.FAILED) from None
+    sys.stdout.write(print_module(module))
+
+
+def parse_passes(text: str) -> list[object]:
+    """Passes of a pipeline string.
+
+    Raises:
+        CommandFailure: unknown pass or option, or a malformed string (exit code 2).
+    """
+    from xdsl.utils.arg_spec import parse_pipeline
+    from xdsl.utils.exceptions import DiagnosticException
+
+    from ds4c.passes.pipeline import PASSES
+
+    out: list[object] = []
+    try:
+        for spec in parse_pipeline(text) if text.strip() else ():
+            if spec.name not in PASSES:
+                raise CommandFailure(
+                    f"passes: expected one of {', '.join(PASSES)}, got {spec.name}", ExitCode.USAGE
+                )
+            out.append(PASSES[spec.name].from_pass_spec(spec))
+    except CommandFailure:
+        raise
+    except (DiagnosticException, ValueError) as error:
+        raise CommandFailure(f"passes: {_message(error)}", ExitCode.USAGE) from None
+    return out
+
+
+def _message(error: Exception) -> str:
+    """The line of the error that says what is wrong, without the module around it."""
+    lines = [line.strip().lstrip("^- ").strip() for line in str(error).splitlines()]
+    told = [line for line in lines if ": expected" in line or "needs" in line or "has capacity" in line]
+    return told[0] if told else one_line(str(error))
+
+
+def register(app: typer.Typer) -> None:
+    """Add the command."""
+    app.command("opt")(run)
