@@ -2,17 +2,14 @@
 
 import hashlib
 import os
+import select
 import signal
-import socket
 import subprocess
 import sys
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-
-import grpc
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from demo_view import View
 
@@ -32,13 +29,6 @@ class DemoError(Exception):
 def ds4c_command(*arguments: str) -> list[str]:
     """The command line tool of this environment."""
     return [sys.executable, "-m", "ds4c.cli.main", *arguments]
-
-
-def environment() -> dict[str, str]:
-    """The child's environment: the source folders on its path, so that the demo also runs uninstalled."""
-    folders = [str(ROOT / name) for name in (".", "runtime", "serve", "targets")]
-    inherited = os.environ.get("PYTHONPATH")
-    return {**os.environ, "PYTHONPATH": os.pathsep.join([*folders, *([inherited] if inherited else [])])}
 
 
 def build_key() -> str:
@@ -68,12 +58,12 @@ def build(view: View) -> None:
         view.say(f"{ARTIFACT.relative_to(ROOT)} is current: nothing to build (make clean removes it)")
         return
     checkpoint, artifact = str(CHECKPOINT.relative_to(ROOT)), str(ARTIFACT.relative_to(ROOT))
-    arguments = ["build", checkpoint, "-o", artifact, "--target", "cpu"]
+    arguments = ["build", checkpoint, "-o", artifact, "--target", "cpu", "--force"]
     view.say("$ ds4c " + " ".join(arguments))
     KEY_FILE.parent.mkdir(exist_ok=True)
     KEY_FILE.unlink(missing_ok=True)
     start = time.perf_counter()
-    done = subprocess.run(ds4c_command(*arguments), cwd=ROOT, env=environment(), stdin=subprocess.DEVNULL)
+    done = subprocess.run(ds4c_command(*arguments), cwd=ROOT, stdin=subprocess.DEVNULL)
     if done.returncode != 0:
         raise DemoError(f"build failed: expected exit status 0, got {done.returncode}")
     pending = KEY_FILE.with_suffix(".tmp")
@@ -82,33 +72,19 @@ def build(view: View) -> None:
     view.say(f"built in {time.perf_counter() - start:.1f} s")
 
 
-def free_port() -> int:
-    """A loopback port that was free a moment ago."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return probe.getsockname()[1]
-
-
-def wait_until_serving(process: subprocess.Popen[bytes], address: str) -> None:
-    """Ask the health service until it says SERVING.
+def wait_until_ready(process: subprocess.Popen[bytes], ready: int) -> str:
+    """Read the address that the server writes to the descriptor `ready` once it serves.
 
     Raises:
         DemoError: the server ended, or was not ready within `START_SECONDS`.
     """
-    deadline = time.monotonic() + START_SECONDS
-    with grpc.insecure_channel(address) as channel:
-        health = health_pb2_grpc.HealthStub(channel)
-        while time.monotonic() < deadline:
-            if process.poll() is not None:
-                raise DemoError(f"server failed: expected it to serve, got exit status {process.returncode}")
-            try:
-                answer = health.Check(health_pb2.HealthCheckRequest(), timeout=1.0)
-                if answer.status == health_pb2.HealthCheckResponse.SERVING:
-                    return
-            except grpc.RpcError:
-                pass  # not listening yet
-            time.sleep(0.05)
-    raise DemoError(f"server failed: expected it to serve within {START_SECONDS:.0f} s")
+    readable, _, _ = select.select([ready], [], [], START_SECONDS)
+    if not readable:
+        raise DemoError(f"server failed: expected it to serve within {START_SECONDS:.0f} s, got no answer")
+    address = os.read(ready, 4096).decode().strip()
+    if not address:  # the other end was closed
+        raise DemoError(f"server failed: expected it to serve, got exit status {process.wait(STOP_SECONDS)}")
+    return address
 
 
 def stop(process: subprocess.Popen[bytes]) -> None:
@@ -122,30 +98,41 @@ def stop(process: subprocess.Popen[bytes]) -> None:
             process.wait()
 
 
+def last_line(log_path: Path) -> str:
+    """What the server said last."""
+    lines = log_path.read_text(errors="replace").strip().splitlines()
+    return lines[-1] if lines else "it printed nothing"
+
+
 @contextmanager
 def serving(view: View) -> Iterator[str]:
-    """Serve the artifact as long as the block runs; gives the address. It never outlives the block."""
-    address = f"127.0.0.1:{free_port()}"
-    arguments = ["serve", str(ARTIFACT.relative_to(ROOT)), "--grpc-listen", address]
+    """Serve the artifact as long as the block runs; gives the address. It never outlives the block.
+
+    Raises:
+        DemoError: the server did not start; the message carries its last line.
+    """
+    arguments = ["serve", str(ARTIFACT.relative_to(ROOT)), "--grpc-listen", "127.0.0.1:0"]
     view.say("$ ds4c " + " ".join(arguments))
     log_path = ROOT / "out" / "demo-server.log"
+    ready, ready_child = os.pipe()
     with log_path.open("wb") as log:
-        # A session of its own: Ctrl-C reaches the demo alone, which then stops the server in order.
+        # A process group of its own: Ctrl-C reaches the demo alone, which then stops the server in order.
         process = subprocess.Popen(
-            ds4c_command(*arguments),
+            ds4c_command(*arguments, "--ready-fd", str(ready_child)),
             cwd=ROOT,
-            env=environment(),
             stdin=subprocess.DEVNULL,
             stdout=log,
             stderr=subprocess.STDOUT,
             start_new_session=True,
+            pass_fds=[ready_child],
         )
+    os.close(ready_child)
+    try:
         try:
-            try:
-                wait_until_serving(process, address)
-            except DemoError as error:
-                lines = log_path.read_text(errors="replace").strip().splitlines() or ["it printed nothing"]
-                raise DemoError(f"{error}; the last line it printed: {lines[-1]}") from error
-            yield address
-        finally:
-            stop(process)
+            address = wait_until_ready(process, ready)
+        except DemoError as error:
+            raise DemoError(f"{error}; the last line it printed: {last_line(log_path)}") from error
+        yield address
+    finally:
+        os.close(ready)
+        stop(process)
