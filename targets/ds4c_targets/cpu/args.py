@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from ds4c.errors import TargetError
 from ds4c.ir.kernel import ROWS_OFFSET, BlockLayout, KernelSpec, Operand
 from ds4c_targets.cpu.layout import PANEL, memory_dtype, packed_elements
 from ds4c_targets.cpu.tir import Buf, Expr, Kernel, div, i64, mod
@@ -85,11 +84,6 @@ class Args:
         """Numbers of a block operand."""
         max_rows, max_segments = self.shape(name)
         return BlockView(self.b, self[name], BlockLayout(max_rows, max_segments))
-
-    def require(self, fits: bool, dimension: str, expected: str, got: int) -> None:
-        """Refuse a shape that the kernel cannot do; the message names the dimension."""
-        if not fits:
-            raise TargetError(f"cpu {self.spec.op}: expected {dimension} {expected}, got {got}")
 
 
 def _elements(operand: Operand) -> int:

@@ -8,7 +8,7 @@ from typing import Any
 from ds4c.errors import TargetError
 from ds4c.ir.kernel import KernelSpec
 from ds4c_targets.cpu.args import VARIANTS, Args
-from ds4c_targets.cpu.kernels import linear, norm
+from ds4c_targets.cpu.kernels import hyper, linear, norm
 
 EMITTERS: dict[str, Callable[[Args], None]] = {
     "linear": linear.linear,
@@ -25,6 +25,11 @@ EMITTERS: dict[str, Callable[[Args], None]] = {
     "swiglu": norm.swiglu,
     "embed": norm.embed,
     "take_rows": norm.take_rows,
+    "hc_mix": hyper.hc_mix,
+    "hc_pre": hyper.hc_pre,
+    "hc_enter": hyper.hc_enter,
+    "hc_post": hyper.hc_post,
+    "hc_collapse": hyper.hc_collapse,
 }
 
 
