@@ -27,7 +27,7 @@ setup: $(STAMP)
 host:
 	@command -v $(PYTHON) >/dev/null || { echo "setup: expected $(PYTHON), got nothing on PATH; install Python 3.11-3.13 or pass PYTHON=..." >&2; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(not (3, 11) <= sys.version_info[:2] <= (3, 13))' || \
-	  { echo "setup: expected Python 3.11-3.13, got $$($(PYTHON) -V 2>&1); pass PYTHON=python3.12 or another" >&2; exit 1; }
+	  { echo "setup: expected Python 3.11-3.13, got $$($(PYTHON) -V 2>&1 | head -n1); pass PYTHON=python3.12 or another" >&2; exit 1; }
 	@$(PYTHON) -c 'import ensurepip, venv' 2>/dev/null || \
 	  { echo "setup: expected the venv module, got a Python without it; apt-get install python3-venv" >&2; exit 1; }
 	@command -v g++ >/dev/null || { echo "setup: expected g++, got nothing on PATH; apt-get install g++" >&2; exit 1; }
