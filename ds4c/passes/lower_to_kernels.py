@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
 from xdsl.context import Context
 from xdsl.dialects import func
 from xdsl.dialects.builtin import (
+    DYNAMIC_INDEX,
     ArrayAttr,
     FunctionType,
     ModuleOp,
@@ -36,7 +37,7 @@ from ds4c.ir.state_ops import (
 )
 from ds4c.ir.tensor_ops import WeightOp, shape
 from ds4c.ir.traits import states_read, states_replaced
-from ds4c.ir.types import BlockType, RowsType, StateKind, StateType, widths
+from ds4c.ir.types import BlockType, RowsType, StateKind, StateType, shape_text, widths
 from ds4c.passes.elements import element_name
 from ds4c.passes.plan import Plan
 from ds4c.passes.plan_state import live_form
@@ -78,12 +79,15 @@ class _Lowering:
     def function(self, function: func.FuncOp) -> None:
         self.current = {}
         ops = list(function.body.block.ops)
+        calls: list[tuple[Operation, CallKernelOp]] = []
         for op in ops:
             if isinstance(op, OpenOp):
                 self.current[_state(op.res)] = op.res
             elif not isinstance(op, WeightOp | func.ReturnOp | CloseOp):
                 self._check_versions(op)
-                self._call(op)
+                calls.append((op, self._call(op)))
+        for op, call in calls:  # only now: sizes of values follow from the ops that make them
+            _replace_results(op, call)
         for op in reversed(ops):
             if not isinstance(op, WeightOp | func.ReturnOp) and op.parent is not None:
                 op.detach()
@@ -100,14 +104,11 @@ class _Lowering:
         for value, result in zip(states_replaced(op), results, strict=True):
             self.current[_state(value)] = result
 
-    def _call(self, op: Operation) -> None:
+    def _call(self, op: Operation) -> CallKernelOp:
         spec, ins, buffers = self._spec(op)
-        outs = [r for r in op.results if not isinstance(r.type, StateType)]
-        call = make_call(spec, ins, buffers, outs)
+        call = make_call(spec, ins, buffers, _tensor_results(op))
         Rewriter.insert_op(call, InsertPoint.before(op))
-        for old, new in zip(outs, call.outs, strict=True):
-            new.name_hint = old.name_hint
-            old.replace_all_uses_with(new)
+        return call
 
     def _spec(self, op: Operation) -> tuple[KernelSpec, list[SSAValue], list[str]]:
         operands: list[Operand] = []
@@ -162,6 +163,11 @@ class _Lowering:
 
     def _shape(self, value: SSAValue) -> tuple[int, ...]:
         assert isinstance(value.type, TensorType)
+        if DYNAMIC_INDEX in widths(value.type):
+            raise PassFailedException(
+                f"lower-to-kernels: a result of {_maker(value)}: expected static widths, got "
+                f"{shape_text(shape(value))}; run the fusion that keeps it inside a kernel"
+            )
         if isinstance(value.owner, ReadRowsOp):  # one entry per segment, not per row
             return (self.plan.max_segments, *widths(value.type))
         return (capacity(row_space(value), self.plan), *widths(value.type))
@@ -195,8 +201,22 @@ class _Lowering:
         Rewriter.replace_op(function, func.FuncOp("fork", types, Region(block)))
 
 
+def _tensor_results(op: Operation) -> list[SSAValue]:
+    return [r for r in op.results if not isinstance(r.type, StateType)]
+
+
+def _replace_results(op: Operation, call: CallKernelOp) -> None:
+    for old, new in zip(_tensor_results(op), call.outs, strict=True):
+        new.name_hint = old.name_hint
+        old.replace_all_uses_with(new)
+
+
+def _maker(value: SSAValue) -> str:
+    return "a function argument" if isinstance(value.owner, Block) else value.owner.name
+
+
 def make_call(
-    spec: KernelSpec, ins: list[SSAValue], buffers: list[str], outs: list[SSAValue]
+    spec: KernelSpec, ins: Sequence[SSAValue], buffers: Sequence[str], outs: Sequence[SSAValue]
 ) -> CallKernelOp:
     """A kernel call of a spec."""
     return CallKernelOp(
