@@ -31,21 +31,21 @@ def run(
     Example: ds4c logits out/m --tokens ids.npy -o logits.npy --chunks 1,6,64
     """
     import numpy as np
-    from ds4c_runtime.engine import Engine
+
+    from ds4c_runtime.local import open_local
 
     ids = read_tokens(tokens)
-    with Engine.load(artifact, max_sessions=1, threads=threads) as engine:
-        limits = engine.manifest.limits
-        sizes = parse_chunks(chunks, limits.max_logit_rows)
-        _check_range(ids, engine.manifest.model.vocab_size, engine.manifest.model.context)
-        rows: list[NDArray[np.float32]] = []
-        with engine.local_session() as session:
-            done = 0
-            for size in itertools.cycle(sizes):
-                if done >= len(ids):
-                    break
-                rows.append(session.step(ids[done : done + size].tolist(), all_logits=True).copy())
-                done += size
+    model = open_local(artifact, threads=threads)
+    sizes = parse_chunks(chunks, model.manifest.limits.max_logit_rows)
+    _check_range(ids, model.manifest.model.vocab_size, model.manifest.model.context)
+    session = model.session()
+    rows: list[NDArray[np.float32]] = []
+    done = 0
+    for size in itertools.cycle(sizes):
+        if done >= len(ids):
+            break
+        rows.append(session.step(ids[done : done + size].tolist(), all_logits=True))
+        done += size
     write_npy(output, np.concatenate(rows))
     print_note(f"{output}: float32 {list(rows[0].shape[1:])} for {len(ids)} positions")
 

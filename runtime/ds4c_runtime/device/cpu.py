@@ -78,8 +78,7 @@ class CpuDevice:
             )
         self._from_dlpack = tvm_ffi.from_dlpack
         try:
-            # Kernels find TVM's parallel-for among the global symbols; without it they crash.
-            ctypes.CDLL(str((folder / "libtvm_runtime.so").resolve()), ctypes.RTLD_GLOBAL)
+            _load_runtime(folder / "libtvm_runtime.so")
             return tvm_ffi.load_module(str((folder / "kernels.so").resolve()))
         except (OSError, RuntimeError) as error:
             raise ArtifactError(f"kernels not loaded: expected loadable libraries, got {error}") from error
@@ -104,6 +103,16 @@ class CpuDevice:
             held = (arena, self._from_dlpack(arena, require_alignment=ALIGNMENT))
             self._tensors[id(arena)] = held
         return held[1]
+
+
+def _load_runtime(path: Path) -> None:
+    """Make TVM's parallel-for a global symbol of the process; without it kernels crash.
+
+    A second copy of the library would abort the process (its functions are registered once), so it is
+    loaded only if no artifact and no TVM package brought it already.
+    """
+    if not hasattr(ctypes.CDLL(None), "TVMBackendParallelLaunch"):
+        ctypes.CDLL(str(path.resolve()), ctypes.RTLD_GLOBAL)
 
 
 def host_features(cpuinfo: Path = CPUINFO) -> frozenset[str]:

@@ -1,0 +1,73 @@
+"""Artifacts of small models, built once per test run and shared by all workers."""
+
+from __future__ import annotations
+
+import fcntl
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from ds4c.build import BuildOptions, build
+from ds4c.models.config import ModelConfig, load_config
+from ds4c.models.generate import write_checkpoint
+from ds4c.models.presets import PRESETS
+
+DEMO = Path(__file__).parent.parent / "demo" / "model"
+SEEDS = {"tiny-128": 0, "tiny-8": 1}
+"""Seeds of the golden vectors."""
+
+
+@dataclass(frozen=True)
+class Built:
+    """An artifact and the checkpoint it was made from."""
+
+    artifact: Path
+    checkpoint: Path
+
+    @property
+    def config(self) -> ModelConfig:
+        return load_config(self.checkpoint / "config.json")
+
+
+Build = Callable[..., Built]
+
+
+def checkpoint_of(name: str, root: Path) -> Path:
+    """Checkpoint folder of a preset (written once) or of the bundled model."""
+    if name == "demo":
+        return DEMO
+    folder = root / f"{name}.checkpoint"
+    if not folder.exists():
+        write_checkpoint(PRESETS[name], folder, SEEDS[name], "float32")
+    return folder
+
+
+@pytest.fixture(scope="session")
+def built(tmp_path_factory: pytest.TempPathFactory) -> Build:
+    """`built(name, **options)`: the artifact of `tiny-8`, `tiny-128` or `demo` with those build options."""
+    root = tmp_path_factory.getbasetemp()
+    if root.name.startswith("popen-"):  # a worker of pytest-xdist: share with the others
+        root = root.parent
+    root = root / "artifacts"
+    root.mkdir(exist_ok=True)
+
+    def make(name: str, **options: object) -> Built:
+        chosen = {"horizon": 12, "context": 512, "rows": 64, "logit_rows": 64, "segments": 2, **options}
+        label = "-".join([name, *(f"{k}{v}" for k, v in sorted(chosen.items()))]).replace(":", "_")
+        with (root / "lock").open("w") as lock:
+            fcntl.flock(lock, fcntl.LOCK_EX)
+            checkpoint = checkpoint_of(name, root)
+            folder = root / label
+            if not folder.exists():
+                build(checkpoint, folder, BuildOptions(**chosen))  # pyright: ignore[reportArgumentType]
+        return Built(folder, checkpoint)
+
+    return make
+
+
+def tokens_for(config: ModelConfig, count: int, seed: int) -> list[int]:
+    """Random token ids."""
+    return np.random.default_rng(seed).integers(0, config.vocab_size, count).tolist()
