@@ -8,7 +8,7 @@ from typing import Any
 from ds4c.errors import TargetError
 from ds4c.ir.kernel import KernelSpec
 from ds4c_targets.cpu.args import VARIANTS, Args
-from ds4c_targets.cpu.kernels import hyper, linear, norm
+from ds4c_targets.cpu.kernels import hyper, linear, norm, pool, state
 
 EMITTERS: dict[str, Callable[[Args], None]] = {
     "linear": linear.linear,
@@ -30,6 +30,12 @@ EMITTERS: dict[str, Callable[[Args], None]] = {
     "hc_enter": hyper.hc_enter,
     "hc_post": hyper.hc_post,
     "hc_collapse": hyper.hc_collapse,
+    "windows": state.windows,
+    "read_rows": state.read_rows,
+    "write": state.write,
+    "append": state.append,
+    "fork": state.fork,
+    "pool": pool.pool,
 }
 
 
