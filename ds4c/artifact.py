@@ -10,7 +10,7 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Generator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -81,7 +81,7 @@ def write_weights(
 
 
 @contextmanager
-def new_folder(path: Path, replace: bool) -> Iterator[Path]:
+def new_folder(path: Path, replace: bool) -> Generator[Path]:
     """A temporary folder beside `path` that takes its name on success and vanishes on failure.
 
     Raises:

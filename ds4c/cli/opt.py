@@ -4,11 +4,14 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from ds4c.cli.common import CommandFailure, ExitCode, one_line, print_result
+
+if TYPE_CHECKING:
+    from xdsl.passes import ModulePass
 
 
 def run(
@@ -42,7 +45,7 @@ def run(
     sys.stdout.write(print_module(module))
 
 
-def parse_passes(text: str) -> list[object]:
+def parse_passes(text: str) -> list[ModulePass]:
     """Passes of a pipeline string.
 
     Raises:
@@ -53,7 +56,7 @@ def parse_passes(text: str) -> list[object]:
 
     from ds4c.passes.pipeline import PASSES
 
-    out: list[object] = []
+    out: list[ModulePass] = []
     try:
         for spec in parse_pipeline(text) if text.strip() else ():
             if spec.name not in PASSES:

@@ -29,7 +29,7 @@ from ds4c.ir.tensor_ops import expect, shape
 from ds4c.ir.traits import StateAccess, StateSymbolUser
 from ds4c.ir.types import BlockType, StateType
 
-OldRows = AnyOf([BaseAttr(TensorType), BaseAttr(StateType)])
+OldRows = AnyOf((BaseAttr(TensorType), BaseAttr(StateType)))
 """Rows before the block: a tensor from `ds4.read_rows`, or the ring itself (after `fuse-reads`)."""
 
 

@@ -118,7 +118,7 @@ class Machine:
 
     def _op(self, op: Operation, env: Mapping[SSAValue, Any]) -> Sequence[Any]:
         if isinstance(op, OpenOp):
-            name = cast(StateType, op.res.type).state_name
+            name = op.res.type.state_name
             return (Pool(self.store[name], self.decls[name]),)
         if isinstance(op, CloseOp):
             name = cast(StateType, op.value.type).state_name

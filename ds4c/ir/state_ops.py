@@ -16,10 +16,9 @@ from xdsl.dialects.builtin import (
     ModuleOp,
     StringAttr,
     SymbolNameConstraint,
-    SymbolRefAttr,
     TensorType,
 )
-from xdsl.ir import SSAValue
+from xdsl.ir import Attribute, SSAValue
 from xdsl.ir.affine import AffineMap
 from xdsl.irdl import (
     BaseAttr,
@@ -71,7 +70,7 @@ class StateOp(IRDLOperation):
     @staticmethod
     def make(name: str, kind: StateKind, row: TensorType, every: int, reads: AffineMap | None) -> StateOp:
         """Declaration without a plan."""
-        props = {
+        props: dict[str, Attribute] = {
             "sym_name": StringAttr(name),
             "kind": StateKindAttr(kind),
             "row": row,
@@ -360,5 +359,3 @@ STATE_OPS = (
     ForkOp,
     RewindOp,
 )
-
-__all__ = [*(op.__name__ for op in STATE_OPS), "STATE_OPS", "Int", "SymbolRefAttr", "find_state", "states_of"]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from enum import StrEnum
 
 from xdsl.dialects.builtin import DYNAMIC_INDEX, Float32Type, SymbolRefAttr, TensorType, f32
 from xdsl.dialects.utils import EnumAttribute
 from xdsl.ir import Attribute, ParametrizedAttribute, TypeAttribute
 from xdsl.irdl import irdl_attr_definition
+from xdsl.utils.str_enum import StrEnum
 
 
 class StateKind(StrEnum):

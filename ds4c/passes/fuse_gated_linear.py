@@ -25,8 +25,8 @@ class _Fuse(RewritePattern):
             operands=[gate.x, gate.w, up.w], properties={"clamp": op.clamp}, result_types=[op.y.type]
         )
         rewriter.replace(op, fused)
-        rewriter.erase_op(gate)
-        rewriter.erase_op(up)
+        rewriter.erase(gate)
+        rewriter.erase(up)
 
 
 @dataclass(frozen=True)

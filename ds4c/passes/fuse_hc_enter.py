@@ -29,12 +29,12 @@ class _Fuse(RewritePattern):
             properties={"iters": mix.iters, "eps": mix.eps, "norm_eps": mix.norm_eps},
             result_types=[op.y.type, mix.post.type, mix.mix.type],
         )
-        rewriter.insert_op(fused)
+        rewriter.insert(fused)
         mix.post.replace_all_uses_with(fused.post)
         mix.mix.replace_all_uses_with(fused.mix)
         rewriter.replace(op, [], [fused.h])
-        rewriter.erase_op(pre)
-        rewriter.erase_op(mix)
+        rewriter.erase(pre)
+        rewriter.erase(mix)
 
 
 @dataclass(frozen=True)

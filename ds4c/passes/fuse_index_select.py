@@ -27,7 +27,7 @@ class _Fuse(RewritePattern):
             result_types=[op.selection.type],
         )
         rewriter.replace(op, fused)
-        rewriter.erase_op(scores)
+        rewriter.erase(scores)
 
 
 @dataclass(frozen=True)

@@ -31,7 +31,7 @@ class _Fuse(RewritePattern):
             result_types=[op.y.type],
         )
         rewriter.replace(op, fused)
-        rewriter.erase_op(norm)
+        rewriter.erase(norm)
 
 
 @dataclass(frozen=True)

@@ -20,4 +20,4 @@ def has_one_use(value: SSAValue) -> bool:
 def erase_if_unused(op: Operation, rewriter: PatternRewriter) -> None:
     """Erase an op whose results nobody reads."""
     if not any(list(r.uses) for r in op.results):
-        rewriter.erase_op(op)
+        rewriter.erase(op)

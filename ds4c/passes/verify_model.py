@@ -11,7 +11,7 @@ from xdsl.ir import SSAValue
 from xdsl.passes import ModulePass
 from xdsl.utils.exceptions import PassFailedException
 
-from ds4c.ir.state_ops import CloseOp, CompressorStepOp, OpenOp, StateOp, states_of
+from ds4c.ir.state_ops import AppendOp, CloseOp, CompressorStepOp, OpenOp, StateOp, states_of
 from ds4c.ir.traits import next_version, states_read
 from ds4c.ir.types import StateKind, StateType
 
@@ -86,15 +86,7 @@ def _check_order(where: str, name: str, opened: SSAValue, decl: StateOp) -> None
 
 def _appended(version: SSAValue | None) -> bool:
     """Whether a later version is made by the step itself (a fork or restore replaces whole states)."""
-    return (
-        version is not None
-        and version.owner is not None
-        and getattr(version.owner, "name", "")
-        in (
-            "ds4.append",
-            "ds4.compressor_step",
-        )
-    )
+    return version is not None and isinstance(version.owner, AppendOp | CompressorStepOp)
 
 
 def _name(value: SSAValue) -> str:
