@@ -10,7 +10,6 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ds4c.build import BuildOptions, build
 from ds4c.models.config import ModelConfig, load_config
 from ds4c.models.generate import write_checkpoint
 from ds4c.models.presets import PRESETS
@@ -55,6 +54,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Build:
     root.mkdir(exist_ok=True)
 
     def make(name: str, **options: object) -> Built:
+        from ds4c.build import BuildOptions, build  # needs xdsl, which most tests do without
+
         chosen = {"horizon": 12, "context": 512, "rows": 64, "logit_rows": 64, "segments": 2, **options}
         label = "-".join([name, *(f"{k}{v}" for k, v in sorted(chosen.items()))]).replace(":", "_")
         with (root / "lock").open("w") as lock:

@@ -11,6 +11,8 @@ import numpy as np
 import pytest
 from hypothesis import settings
 
+pytest_plugins = ("artifacts",)
+
 SEED = int(os.environ.get("DS4C_TEST_SEED", "20261129"))
 """Every random test draws from this number; the header of each run prints it."""
 

@@ -72,7 +72,8 @@ import sys, hashlib
 from pathlib import Path
 import test_compiled_invariance as t
 from artifacts import Built
-logits, rows = t.run_chunks(Built(Path(sys.argv[1]), Path(sys.argv[2])), [1] * 40 + [64] * 4 + [4], int(sys.argv[3]))
+made = Built(Path(sys.argv[1]), Path(sys.argv[2]))
+logits, rows = t.run_chunks(made, [1] * 40 + [64] * 4 + [4], int(sys.argv[3]))
 print(hashlib.sha256(logits + b"".join(rows.values())).hexdigest())
 """
 
