@@ -42,7 +42,7 @@ class History:
             self._hash, self._hashed = hashlib.sha256(), 0
 
     def digest(self) -> str:
-        """Hex sha256 over the tokens as little-endian u32 and then the tokenizer's sha256 (32 bytes or none)."""
+        """Hex sha256 over the tokens as little-endian u32 and then the tokenizer's sha256 (32 bytes)."""
         fresh = np.array(self._tokens[self._hashed :], dtype="<u4")
         self._hash.update(fresh.tobytes())
         self._hashed = len(self._tokens)

@@ -13,13 +13,13 @@ from collections.abc import Sequence
 import numpy as np
 
 from ds4c_runtime.errors import (
-    ContextLengthError,
     InvalidRequestError,
     NotInArtifactError,
     PositionOutOfRangeError,
     RewindTooDearError,
     StateInvalidError,
 )
+from ds4c_runtime.guards import check_capacity, check_chunk, check_length, check_tokens
 from ds4c_runtime.history import History
 from ds4c_runtime.reports import RebuildReason, RewindCause, RewindKind, RewindPlan, RewindReport
 from ds4c_runtime.state import StateStore
@@ -51,16 +51,11 @@ class Session:
             InvalidRequestError: `capacity` is not in `[1, context]`.
             SessionLimitError: all slots are taken.
         """
-        context = executor.manifest.model.context
-        if capacity is not None and not 1 <= capacity <= context:
-            raise InvalidRequestError(
-                f"session not opened: expected a capacity of 1 to {context} tokens, got {capacity}",
-                field="capacity",
-            )
         self.session_id = session_id
-        self.capacity = context if capacity is None else capacity
+        self.capacity = check_capacity(capacity, executor.manifest.model.context)
         self.epoch = 0
         self.last_rewind: RewindReport | None = None
+        self.logits_replayed = 0
         self._executor = executor
         self._line = Timeline(executor, store, tokenizer_sha256)
         self._is_open = True
@@ -84,6 +79,11 @@ class Session:
     def horizon(self) -> int:
         """Tokens below `high_water` that a rewind reaches without a rebuild."""
         return self._executor.limits.horizon
+
+    @property
+    def chunk_tokens(self) -> int:
+        """Most tokens of one step."""
+        return self._executor.limits.max_rows
 
     @property
     def history(self) -> tuple[int, ...]:
@@ -130,7 +130,7 @@ class Session:
             BackendFailedError: the device failed. The history holds the chunks that were finished,
                 the state is invalid.
         """
-        size = self._chunk_size(chunk)
+        size = check_chunk(chunk, self._executor.limits.max_rows)
         self.check_tokens(tokens)
         self.check_room(len(tokens))
         self.rebuild()
@@ -182,6 +182,7 @@ class Session:
         if self._line.saved_logits() is None:
             started = time.perf_counter()
             self._line.evaluate_last_again()
+            self.logits_replayed += 1
             if self.last_rewind is not None:
                 self.last_rewind = dataclasses.replace(
                     self.last_rewind, replayed_tokens=1, replay_seconds=time.perf_counter() - started
@@ -207,6 +208,21 @@ class Session:
         """Whether `rewind(to)` would succeed without a rebuild; `False` outside `[0, position]`."""
         return 0 <= to <= self.position and self.plan_rewind(to).kind is not RewindKind.REBUILD
 
+    def check_rewind(self, to: int, max_replay_tokens: int | None = None) -> RewindPlan:
+        """Say what `rewind(to)` would do, with all its refusals; changes nothing.
+
+        Raises:
+            PositionOutOfRangeError: `to` is not in `[0, position]`.
+            RewindTooDearError: more than `max_replay_tokens` tokens would have to be run.
+            MemoryBudgetError: a rebuild would not find enough pages.
+        """
+        plan = self.plan_rewind(to)
+        if max_replay_tokens is not None and plan.replay_tokens > max_replay_tokens:
+            raise RewindTooDearError(plan.replay_tokens, plan.base_position, max_replay_tokens)
+        if plan.kind is RewindKind.REBUILD:
+            self._line.store.check_room(self._line.lease, 0, to, fresh=True)
+        return plan
+
     def rewind(
         self,
         to: int,
@@ -221,24 +237,21 @@ class Session:
             to: target, in tokens.
             max_replay_tokens: refuse if more tokens would have to be run.
             cause: for the report.
-            defer: instead of rebuilding now, only shorten the history (`DEFERRED`); `rebuild_chunk`,
-                `rebuild` or the next `prefill` brings the state back.
+            defer: instead of rebuilding now, only shorten the history (`DEFERRED`), which is never
+                refused for cost; `rebuild_chunk`, `rebuild` or the next `prefill` brings the state back.
 
         Raises:
             PositionOutOfRangeError, RewindTooDearError, MemoryBudgetError: refused, nothing has changed.
             BackendFailedError: the device failed in a rebuild; the history ends at `to`, the state is
                 invalid.
         """
-        plan, started = self.plan_rewind(to), time.perf_counter()
-        if max_replay_tokens is not None and plan.replay_tokens > max_replay_tokens:
-            raise RewindTooDearError(plan.replay_tokens, plan.base_position, max_replay_tokens)
+        started = time.perf_counter()
+        plan = self.plan_rewind(to) if defer else self.check_rewind(to, max_replay_tokens)
         self._require_open()
         report = RewindReport(
             plan.kind, cause, plan.rebuild_reason, self.position, to, plan.base_position, 0, 0.0, 0.0
         )
         rebuilds = plan.kind is RewindKind.REBUILD
-        if rebuilds and not defer:
-            self._line.store.check_room(self._line.lease, 0, to, fresh=True)
         if plan.kind is not RewindKind.NONE:
             self._line.shorten(to, keep_state=not rebuilds)
             self.epoch += 1
@@ -261,7 +274,11 @@ class Session:
         """
         self._require_open()
         while not self.state_valid:
-            self._line.rebuild_chunk()
+            self.rebuild_chunk()
+
+    def rebuild_chunk(self) -> None:
+        """Run one chunk of a rebuild, at most `max_rows` tokens; errors as `rebuild`."""
+        self._line.rebuild_chunk()
 
     def fork(
         self,
@@ -296,8 +313,7 @@ class Session:
         if not self._executor.manifest.capabilities.fork:
             raise NotInArtifactError("fork refused: expected an entry point 'fork', got none; build it again")
         room = self.capacity if capacity is None else capacity
-        if room < at:
-            raise ContextLengthError(at, room)
+        check_length(at, room)
         line = self._line
         child = Session(self._executor, line.store, session_id, room, line.tokenizer_sha256)
         try:
@@ -317,11 +333,11 @@ class Session:
             kind, reason, base = RewindKind.IN_PLACE, RebuildReason.NOT_REBUILT, at
         else:
             kind, reason, base = RewindKind.REBUILD, self.plan_rewind(at).rebuild_reason, 0
+            line.store.check_room(line.lease, 0, at)
         copied = time.perf_counter()
         if kind is RewindKind.REBUILD and defer and at:
             kind = RewindKind.DEFERRED
         if kind is RewindKind.REBUILD:
-            line.store.check_room(line.lease, 0, at)
             child.rebuild()
         replayed = at if kind is RewindKind.REBUILD else 0
         times = (copied - started, time.perf_counter() - copied)
@@ -350,17 +366,10 @@ class Session:
         """Refuse tokens that are not in the vocabulary or do not fit.
 
         Raises:
-            InvalidRequestError: naming the first token outside `[0, V)`.
-            ContextLengthError: more tokens than `capacity`.
+            InvalidRequestError, ContextLengthError: naming token or numbers.
         """
-        vocab_size = self._executor.manifest.model.vocab_size
-        for token in tokens:
-            if not 0 <= token < vocab_size:
-                raise InvalidRequestError(
-                    f"tokens refused: expected ids in [0, {vocab_size}), got {token}", field="tokens"
-                )
-        if self.position + len(tokens) > self.capacity:
-            raise ContextLengthError(self.position + len(tokens), self.capacity)
+        check_tokens(tokens, self._executor.manifest.model.vocab_size)
+        check_length(self.position + len(tokens), self.capacity)
 
     def check_room(self, count: int) -> None:
         """Refuse if there are no pages for `count` more tokens; an invalid state is counted in full.
@@ -376,14 +385,6 @@ class Session:
             raise StateInvalidError(
                 f"session {self.session_id!r} refused: expected an open session, got a closed one"
             )
-
-    def _chunk_size(self, chunk: int | None) -> int:
-        most = self._executor.limits.max_rows
-        if chunk is not None and not 1 <= chunk <= most:
-            raise InvalidRequestError(
-                f"prefill refused: expected a chunk of 1 to {most} tokens, got {chunk}", field="chunk"
-            )
-        return most if chunk is None else chunk
 
 
 def step_sessions(executor: Stepper, work: Sequence[tuple[Session, Sequence[int], int]]) -> list[Logits]:

@@ -1,0 +1,195 @@
+"""What all calls of an engine share: parts, worker, and how a call becomes a task. Not used alone."""
+
+from __future__ import annotations
+
+import dataclasses
+import time
+from collections.abc import Callable
+from concurrent.futures import Future
+from dataclasses import dataclass
+from typing import TypeVar
+
+from ds4c_runtime.device.base import Device
+from ds4c_runtime.errors import (
+    DrainingError,
+    InvalidRequestError,
+    PositionOutOfRangeError,
+    RuntimeFailure,
+    StaleContinuationError,
+)
+from ds4c_runtime.generation import Generation, rebuild_slices, rebuilt
+from ds4c_runtime.manifest import Manifest
+from ds4c_runtime.memory_plan import MemoryPlan, plan_memory
+from ds4c_runtime.registry import Entry, Registry
+from ds4c_runtime.reports import RewindReport
+from ds4c_runtime.requests import SessionInfo
+from ds4c_runtime.session import Session
+from ds4c_runtime.state import StateStore
+from ds4c_runtime.step import Stepper
+from ds4c_runtime.tokenizer import Tokenizer
+from ds4c_runtime.worker import Body, Task, Worker
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True)
+class EngineLimits:
+    """What an engine was loaded with."""
+
+    max_sessions: int
+    max_running: int
+    max_queue: int
+    memory: MemoryPlan
+
+
+class EngineCore:
+    """Parts of an engine and the helpers of its calls."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        device: Device,
+        tokenizer: Tokenizer | None,
+        *,
+        max_sessions: int = 8,
+        max_queue: int = 64,
+        max_running: int | None = None,
+        memory_budget: int | None = None,
+    ) -> None:
+        """Allocate state and start the worker.
+
+        Args:
+            manifest: the artifact.
+            device: has loaded it.
+            tokenizer: of the artifact, if it has one.
+            max_sessions: slots.
+            max_queue: generations that may wait.
+            max_running: generations served in turn, by default as many as sessions.
+            memory_budget: bytes for everything; `None` takes what `max_sessions` full sessions need.
+
+        Raises:
+            MemoryBudgetError: the budget is too small, with the numbers.
+            InvalidRequestError: a limit below 1 (`max_queue` below 0).
+        """
+        memory = plan_memory(manifest, max_sessions, memory_budget)
+        running = max_sessions if max_running is None else max_running
+        if running < 1 or max_queue < 0:
+            raise InvalidRequestError(
+                "engine not loaded: expected at least 1 running and 0 waiting generations, "
+                f"got {running} and {max_queue}",
+                field="max_running",
+            )
+        self.manifest = manifest
+        self.tokenizer = tokenizer
+        self.limits = EngineLimits(max_sessions, running, max_queue, memory)
+        self.failure: RuntimeFailure | None = None
+        self._store = StateStore(manifest, device, max_sessions, memory.page_count)
+        self._stepper = Stepper(manifest, device, self._store)
+        self._registry = Registry(max_sessions)
+        self._worker = Worker(running)
+        self._generations: dict[tuple[str, str], Generation] = {}
+        self._is_draining = False
+
+    def _submit(self, begin: Callable[[], Task[T]]) -> Future[T]:
+        """Run a task; what `begin` raises is in the future too."""
+        try:
+            self._refuse_failed()
+            return self._worker.submit(begin())
+        except RuntimeFailure as error:
+            refused: Future[T] = Future()
+            refused.set_exception(error)
+            return refused
+
+    def _task(
+        self, entry: Entry, body: Body[T], *, is_new: bool = False, also: Callable[[], None] = lambda: None
+    ) -> Task[T]:
+        """Task that changes a session; a new session disappears if it fails."""
+
+        def on_end(is_failure: bool) -> None:
+            if is_failure and is_new:
+                self._close(entry)
+            else:
+                self._hand_back(entry)
+            also()
+
+        return Task(body, after_slice=lambda: self._publish(entry), on_end=on_end)
+
+    def _open(self, entry: Entry, capacity: int | None) -> Session:
+        sha256 = "" if self.tokenizer is None else self.tokenizer.sha256
+        entry.session = Session(self._stepper, self._store, entry.session_id, capacity, sha256)
+        return entry.session
+
+    def _close(self, entry: Entry) -> None:
+        if entry.session is not None:
+            entry.session.close()
+        self._registry.remove(entry)
+
+    def _publish(self, entry: Entry) -> None:
+        if entry.session is not None:
+            entry.publish()
+
+    def _hand_back(self, entry: Entry) -> None:
+        self._publish(entry)
+        self._registry.release(entry)
+
+    def _rebuild(self, session: Session, report: RewindReport) -> Body[RewindReport]:
+        started = time.perf_counter()
+        yield from rebuild_slices(session)
+        return rebuilt(report, session, report.restore_seconds + time.perf_counter() - started)
+
+    def _result_info(self, entry: Entry) -> SessionInfo:
+        """State of a session at the end of a task, when it is about to be handed back."""
+        entry.publish()
+        return dataclasses.replace(session_info(entry), is_busy=False)
+
+    def _refuse_failed(self) -> None:
+        if self.failure is not None:
+            raise self.failure
+
+    def _refuse_draining(self) -> None:
+        if self._is_draining:
+            raise DrainingError("request refused: expected a serving engine, got one that is draining")
+
+
+def session_info(entry: Entry) -> SessionInfo:
+    """Last published picture of a session."""
+    assert entry.info is not None
+    return dataclasses.replace(entry.info, is_busy=entry.is_busy)
+
+
+def check_expected(info: SessionInfo, position: int | None, digest: str) -> None:
+    """Refuse if the session is not where the caller believes it to be.
+
+    Raises:
+        StaleContinuationError: with the position and digest it is at.
+    """
+    for what, expected, got in (
+        ("position", position, info.position),
+        ("digest", digest or None, info.digest),
+    ):
+        if expected is not None and expected != got:
+            raise StaleContinuationError(
+                f"session {info.session_id!r} has moved: expected {what} {expected}, got {got}; "
+                "read it again, then rewind or fork",
+                position=info.position,
+                digest=info.digest,
+            )
+
+
+def rewind_target(info: SessionInfo, to: int | None, drop: int | None) -> int:
+    """Position that `to` or `drop` means.
+
+    Raises:
+        InvalidRequestError: both or none given.
+        PositionOutOfRangeError: outside `[0, position]`.
+    """
+    if (to is None) == (drop is None):
+        raise InvalidRequestError(
+            "rewind refused: expected one of to and drop, got both or none", field="target"
+        )
+    target = info.position - drop if drop is not None else to
+    assert target is not None
+    if not 0 <= target <= info.position:
+        field = "to_position" if drop is None else "drop_tokens"
+        raise PositionOutOfRangeError("rewind", target, info.position, field=field)
+    return target

@@ -1,0 +1,211 @@
+"""Calls of an engine that open, close, read, rewind and fork sessions."""
+
+from __future__ import annotations
+
+from concurrent.futures import Future
+
+from ds4c_runtime.engine_core import EngineCore, check_expected, rewind_target, session_info
+from ds4c_runtime.errors import PositionOutOfRangeError
+from ds4c_runtime.guards import check_capacity
+from ds4c_runtime.reports import RewindPlan, RewindReport
+from ds4c_runtime.requests import SessionInfo
+from ds4c_runtime.worker import Body, Task, once
+
+Moved = tuple[SessionInfo, RewindReport]
+
+
+class SessionCalls(EngineCore):
+    """Each call has a blocking form and one that returns a future, `submit_*`."""
+
+    def open_session(
+        self, session_id: str | None = None, owner: str = "", capacity: int | None = None
+    ) -> SessionInfo:
+        """Open an empty session.
+
+        Args:
+            session_id: chosen by the caller, or `None` for a random one.
+            owner: only calls with the same owner see it.
+            capacity: most tokens, by default the context of the model.
+
+        Raises:
+            InvalidRequestError, SessionExistsError, SessionLimitError, DrainingError: refused.
+        """
+        return self.submit_open_session(session_id, owner, capacity).result()
+
+    def submit_open_session(
+        self, session_id: str | None = None, owner: str = "", capacity: int | None = None
+    ) -> Future[SessionInfo]:
+        """As `open_session`."""
+
+        def begin() -> Task[SessionInfo]:
+            self._refuse_draining()
+            check_capacity(capacity, self.manifest.model.context)
+            entry = self._registry.reserve(session_id, owner)
+
+            def open_now() -> SessionInfo:
+                self._open(entry, capacity)
+                return self._result_info(entry)
+
+            return self._task(entry, once(open_now), is_new=True)
+
+        return self._submit(begin)
+
+    def close_session(self, session_id: str, owner: str = "") -> None:
+        """Close a session and free its state.
+
+        Raises:
+            UnknownSessionError, SessionBusyError: refused.
+        """
+        self.submit_close_session(session_id, owner).result()
+
+    def submit_close_session(self, session_id: str, owner: str = "") -> Future[None]:
+        """As `close_session`."""
+
+        def begin() -> Task[None]:
+            entry = self._registry.acquire(session_id, owner)
+            return Task(once(lambda: self._close(entry)))
+
+        return self._submit(begin)
+
+    def get_session(self, session_id: str, owner: str = "") -> SessionInfo:
+        """Where a session is; during a generation, where it was after the last step.
+
+        Raises:
+            UnknownSessionError: no such session of this owner.
+        """
+        return session_info(self._registry.find(session_id, owner))
+
+    def list_sessions(self, owner: str = "") -> list[SessionInfo]:
+        """Sessions of an owner, oldest first; temporary ones are left out."""
+        return [session_info(entry) for entry in self._registry.visible(owner)]
+
+    def plan_rewind(
+        self, session_id: str, owner: str = "", *, to: int | None = None, drop: int | None = None
+    ) -> RewindPlan:
+        """Say what a rewind would cost; changes nothing, and answers while the session is busy too.
+
+        Raises:
+            UnknownSessionError, PositionOutOfRangeError, InvalidRequestError: refused.
+        """
+        return self.submit_plan_rewind(session_id, owner, to=to, drop=drop).result()
+
+    def submit_plan_rewind(
+        self, session_id: str, owner: str = "", *, to: int | None = None, drop: int | None = None
+    ) -> Future[RewindPlan]:
+        """As `plan_rewind`."""
+
+        def begin() -> Task[RewindPlan]:
+            entry = self._registry.find(session_id, owner)
+
+            def plan() -> RewindPlan:
+                entry.publish()
+                return entry.opened.plan_rewind(rewind_target(session_info(entry), to, drop))
+
+            return Task(once(plan))
+
+        return self._submit(begin)
+
+    def rewind(
+        self,
+        session_id: str,
+        owner: str = "",
+        *,
+        to: int | None = None,
+        drop: int | None = None,
+        expected_position: int | None = None,
+        max_replay_tokens: int | None = None,
+        defer: bool = False,
+    ) -> Moved:
+        """Move a session back.
+
+        Args:
+            session_id: the session.
+            owner: its owner.
+            to: target position; either this or `drop`.
+            drop: number of last tokens to drop.
+            expected_position: refuse unless the session is there.
+            max_replay_tokens: refuse if more tokens would have to be run.
+            defer: leave a needed rebuild to the next generation.
+
+        Raises:
+            UnknownSessionError, SessionBusyError, StaleContinuationError, PositionOutOfRangeError,
+                RewindTooDearError, MemoryBudgetError, InvalidRequestError: refused, nothing has changed.
+            BackendFailedError: the history ends at the target, the state is rebuilt on next use.
+        """
+        return self.submit_rewind(
+            session_id,
+            owner,
+            to=to,
+            drop=drop,
+            expected_position=expected_position,
+            max_replay_tokens=max_replay_tokens,
+            defer=defer,
+        ).result()
+
+    def submit_rewind(
+        self,
+        session_id: str,
+        owner: str = "",
+        *,
+        to: int | None = None,
+        drop: int | None = None,
+        expected_position: int | None = None,
+        max_replay_tokens: int | None = None,
+        defer: bool = False,
+    ) -> Future[Moved]:
+        """As `rewind`."""
+
+        def begin() -> Task[Moved]:
+            entry = self._registry.acquire(session_id, owner)
+            with self._registry.held_on_error(entry):
+                check_expected(session_info(entry), expected_position, "")
+                target = rewind_target(session_info(entry), to, drop)
+
+            def body() -> Body[Moved]:
+                session = entry.opened
+                session.check_rewind(target, max_replay_tokens)
+                report = session.rewind(target, defer=True)
+                if not defer:
+                    report = yield from self._rebuild(session, report)
+                return self._result_info(entry), report
+
+            return self._task(entry, body())
+
+        return self._submit(begin)
+
+    def fork(
+        self, session_id: str, owner: str = "", *, at: int | None = None, new_id: str | None = None
+    ) -> Moved:
+        """Open a session from a position of another, by default its current one.
+
+        Raises:
+            UnknownSessionError, SessionBusyError, SessionExistsError, SessionLimitError, DrainingError,
+                PositionOutOfRangeError, NotInArtifactError, MemoryBudgetError, InvalidRequestError:
+                refused, nothing has changed.
+            BackendFailedError: there is no new session, the other is as before.
+        """
+        return self.submit_fork(session_id, owner, at=at, new_id=new_id).result()
+
+    def submit_fork(
+        self, session_id: str, owner: str = "", *, at: int | None = None, new_id: str | None = None
+    ) -> Future[Moved]:
+        """As `fork`."""
+
+        def begin() -> Task[Moved]:
+            self._refuse_draining()
+            parent = self._registry.acquire(session_id, owner)
+            with self._registry.held_on_error(parent):
+                position = session_info(parent).position
+                where = position if at is None else at
+                if not 0 <= where <= position:
+                    raise PositionOutOfRangeError("fork", where, position, field="at_position")
+                child = self._registry.reserve(new_id, owner, parent=session_id, at=where)
+
+            def body() -> Body[Moved]:
+                child.session, report = parent.opened.fork(where, session_id=child.session_id, defer=True)
+                report = yield from self._rebuild(child.session, report)
+                return self._result_info(child), report
+
+            return self._task(child, body(), is_new=True, also=lambda: self._hand_back(parent))
+
+        return self._submit(begin)
