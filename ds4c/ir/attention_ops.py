@@ -53,7 +53,9 @@ class PoolOp(IRDLOperation):
     every = prop_def(Int)
     lanes = prop_def(Int)
     rows = result_def(TensorType)
-    traits = traits_def(Pure(), StateSymbolUser(), StateAccess(reads=("kv_old", "score_old")))
+    traits = traits_def(
+        Pure(), StateSymbolUser(ring=("kv_old", "score_old")), StateAccess(reads=("kv_old", "score_old"))
+    )
     irdl_options = (ParsePropInAttrDict(),)
     assembly_format = "operands attr-dict `:` functional-type(operands, results)"
 
@@ -76,7 +78,7 @@ class IndexScoresOp(IRDLOperation):
     every = prop_def(Int)
     scale = prop_def(FloatAttr)
     scores = result_def(TensorType)
-    traits = traits_def(Pure(), StateSymbolUser(), StateAccess(reads=("rows",)))
+    traits = traits_def(Pure(), StateSymbolUser(append=("rows",)), StateAccess(reads=("rows",)))
     irdl_options = (ParsePropInAttrDict(),)
     assembly_format = "operands attr-dict `:` functional-type(operands, results)"
 
@@ -113,7 +115,7 @@ class IndexSelectOp(IRDLOperation):
     scale = prop_def(FloatAttr)
     top_k = prop_def(Int)
     selection = result_def(TensorType)
-    traits = traits_def(Pure(), StateSymbolUser(), StateAccess(reads=("rows",)))
+    traits = traits_def(Pure(), StateSymbolUser(append=("rows",)), StateAccess(reads=("rows",)))
     irdl_options = (ParsePropInAttrDict(),)
     assembly_format = "operands attr-dict `:` functional-type(operands, results)"
 
@@ -142,7 +144,9 @@ class AttentionOp(IRDLOperation):
     window = prop_def(Int)
     every = prop_def(Int)
     o = result_def(TensorType)
-    traits = traits_def(Pure(), StateSymbolUser(), StateAccess(reads=("old", "rows")))
+    traits = traits_def(
+        Pure(), StateSymbolUser(ring=("old",), append=("rows",)), StateAccess(reads=("old", "rows"))
+    )
     irdl_options = (AttrSizedOperandSegments(as_property=True), ParsePropInAttrDict())
     assembly_format = (
         "$q `,` $sink `raw` $old `own` $own (`rows` $rows^ `:` type($rows))? "

@@ -6,10 +6,11 @@ from io import StringIO
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import Builtin, ModuleOp
-from xdsl.dialects.func import Func
-from xdsl.ir import Dialect
+from xdsl.dialects.func import Func, FuncOp
+from xdsl.ir import Dialect, SSAValue
 from xdsl.parser import Parser
 from xdsl.printer import Printer
+from xdsl.utils.exceptions import VerifyException
 
 from ds4c.ir.attention_ops import ATTENTION_OPS
 from ds4c.ir.state_ops import STATE_OPS
@@ -36,8 +37,29 @@ def parse_module(text: str, name: str = "<text>") -> ModuleOp:
         xdsl.utils.exceptions.ParseError, VerifyException: with line and column, or the op that is wrong.
     """
     module = Parser(make_context(), text, name).parse_module()
-    module.verify()
+    verify_module(module)
     return module
+
+
+def verify_module(module: ModuleOp) -> None:
+    """Verify every op, and that no op uses a value that is made further down (xDSL does not check that).
+
+    Raises:
+        xdsl.utils.exceptions.VerifyException: naming the op.
+    """
+    module.verify()
+    for function in module.body.block.ops:
+        if not isinstance(function, FuncOp):
+            continue
+        made: set[SSAValue] = set(function.body.block.args)
+        for op in function.body.block.ops:
+            for i, operand in enumerate(op.operands):
+                if operand not in made:
+                    raise VerifyException(
+                        f"{op.name}: operand {i}: expected a value made above it in "
+                        f"@{function.sym_name.data}, got one made below"
+                    )
+            made.update(op.results)
 
 
 def print_module(module: ModuleOp) -> str:

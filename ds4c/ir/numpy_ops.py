@@ -223,11 +223,9 @@ def _rows_at(old: Array, own: Array, block: Block, segment: int, positions: Arra
     """Rows of a segment at absolute positions, old ones from `read_rows`, the others from the block."""
     first = block.first(segment)
     start, span = int(block.segment_starts[segment]), old.shape[1]
+    assert int(positions[0]) >= first - span
     return np.stack(
-        [
-            own[start + p - first] if p >= first else old[segment, max(0, span + p - first)]
-            for p in positions.tolist()
-        ]
+        [own[start + p - first] if p >= first else old[segment, span + p - first] for p in positions.tolist()]
     )
 
 

@@ -189,7 +189,7 @@ class ReadRowsOp(IRDLOperation):
     at = operand_def(BlockType)
     span = prop_def(Int)
     rows = result_def(TensorType)
-    traits = traits_def(Pure(), StateSymbolUser(), StateAccess(reads=("state",)))
+    traits = traits_def(Pure(), StateSymbolUser(ring=("state",)), StateAccess(reads=("state",)))
     irdl_options = (ParsePropInAttrDict(),)
     assembly_format = "operands attr-dict `:` functional-type(operands, results)"
 
@@ -204,7 +204,9 @@ class WriteOp(IRDLOperation):
     rows = operand_def(TensorType)
     at = operand_def(BlockType)
     res = result_def(T)
-    traits = traits_def(Pure(), StateSymbolUser(), StateAccess(writes=("state",)), WrittenOnce())
+    traits = traits_def(
+        Pure(), StateSymbolUser(ring=("state",)), StateAccess(writes=("state",)), WrittenOnce()
+    )
     assembly_format = "$state `,` $rows `at` $at attr-dict `:` type($state) `,` type($rows)"
 
 
@@ -221,7 +223,9 @@ class AppendOp(IRDLOperation):
     rows = operand_def(TensorType)
     at = operand_def(BlockType)
     res = result_def(T)
-    traits = traits_def(Pure(), StateSymbolUser(), StateAccess(writes=("state",)), WrittenOnce())
+    traits = traits_def(
+        Pure(), StateSymbolUser(append=("state",)), StateAccess(writes=("state",)), WrittenOnce()
+    )
     assembly_format = "$state `,` $rows `at` $at attr-dict `:` type($state) `,` type($rows)"
 
 
@@ -253,7 +257,7 @@ class CompressorStepOp(IRDLOperation):
     rows_out = result_def(C)
     traits = traits_def(
         Pure(),
-        StateSymbolUser(),
+        StateSymbolUser(ring=("kv", "score"), append=("rows",)),
         StateAccess(reads=("kv", "score"), writes=("kv", "score", "rows")),
         WrittenOnce(),
     )

@@ -315,6 +315,8 @@ class NormRopeOp(IRDLOperation):
 
     def verify_(self) -> None:
         """Widths are kept."""
+        if self.gain is not None:
+            expect(self, "gain", _width(self.x), shape(self.gain))
         expect(self, "result", _width(self.x), _width(self.y))
 
 
@@ -380,6 +382,8 @@ class HcMixOp(IRDLOperation):
         expect(self, "fn", ((2 + n) * n, n * d), shape(self.fn))
         expect(self, "base", ((2 + n) * n,), shape(self.base))
         expect(self, "scale", (3,), shape(self.scale))
+        expect(self, "pre", (n,), _width(self.pre))
+        expect(self, "post", (n,), _width(self.post))
         expect(self, "mix", (n, n), _width(self.mix))
 
 
@@ -425,8 +429,12 @@ class HcEnterOp(IRDLOperation):
         """As `hc_mix`; gain `[d]`."""
         n, d = _width(self.x)
         expect(self, "fn", ((2 + n) * n, n * d), shape(self.fn))
+        expect(self, "base", ((2 + n) * n,), shape(self.base))
+        expect(self, "scale", (3,), shape(self.scale))
         expect(self, "gain", (d,), shape(self.gain))
         expect(self, "result", (d,), _width(self.h))
+        expect(self, "post", (n,), _width(self.post))
+        expect(self, "mix", (n, n), _width(self.mix))
 
 
 @irdl_op_definition
@@ -445,8 +453,11 @@ class HcPostOp(IRDLOperation):
 
     def verify_(self) -> None:
         """`[T, n, d]`, `[T, d]` -> `[T, n, d]`."""
-        expect(self, "y", _width(self.x)[1:], _width(self.y))
-        expect(self, "result", _width(self.x), _width(self.out))
+        n, d = _width(self.x)
+        expect(self, "y", (d,), _width(self.y))
+        expect(self, "post", (n,), _width(self.post))
+        expect(self, "mix", (n, n), _width(self.mix))
+        expect(self, "result", (n, d), _width(self.out))
 
 
 @irdl_op_definition
@@ -469,6 +480,8 @@ class HcCollapseOp(IRDLOperation):
         """`fn` `[n, n*d]` for `x` `[T, n, d]`."""
         n, d = _width(self.x)
         expect(self, "fn", (n, n * d), shape(self.fn))
+        expect(self, "base", (n,), shape(self.base))
+        expect(self, "scale", (1,), shape(self.scale))
         expect(self, "result", (d,), _width(self.h))
 
 
@@ -536,6 +549,7 @@ class MoeExpertsOp(IRDLOperation):
         """`w1`, `w3` `[E, I, d]`, `w2` `[E, d, I]`."""
         e, i, d = shape(self.w1)
         expect(self, "x", (d,), _width(self.x))
+        expect(self, "weights", _width(self.experts), _width(self.weights))
         expect(self, "w3", (e, i, d), shape(self.w3))
         expect(self, "w2", (e, d, i), shape(self.w2))
         expect(self, "result", (d,), _width(self.y))

@@ -10,7 +10,7 @@ from xdsl.irdl import IRDLOperation
 from xdsl.traits import OpTrait, SymbolTable, SymbolUserOpInterface
 from xdsl.utils.exceptions import VerifyException
 
-from ds4c.ir.types import StateType
+from ds4c.ir.types import StateKind, StateType
 
 
 @dataclass(frozen=True)
@@ -79,11 +79,30 @@ class WrittenOnce(OpTrait):
                 )
 
 
+@dataclass(frozen=True)
 class StateSymbolUser(SymbolUserOpInterface):
-    """Every state type of the op names a declared state."""
+    """Every state type of the op names a declared state, and operands have the kind the op can address.
+
+    `ring` and `append` are operand names; operands named in neither may be states of any kind but host.
+    """
+
+    ring: tuple[str, ...] = ()
+    append: tuple[str, ...] = ()
 
     def verify(self, op: Operation) -> None:
-        """Raise if an operand or result names an undeclared state."""
+        """Raise if an operand or result names an undeclared state, or an operand one of another kind."""
+        self._verify_declared(op)
+        for names, kind in ((self.ring, StateKind.RING), (self.append, StateKind.APPEND)):
+            for value in _named(op, names):
+                state = cast(StateType, value.type)
+                declared = SymbolTable.lookup_symbol(op, state.symbol)
+                found = cast(StateKind, getattr(declared, "state_kind", kind))
+                if found is not kind:
+                    raise VerifyException(
+                        f"{op.name}: @{state.state_name}: expected a state of kind {kind}, got {found}"
+                    )
+
+    def _verify_declared(self, op: Operation) -> None:
         for value in (*op.operands, *op.results):
             if not isinstance(value.type, StateType):
                 continue

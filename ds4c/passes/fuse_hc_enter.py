@@ -6,11 +6,16 @@ from dataclasses import dataclass
 
 from xdsl.context import Context
 from xdsl.dialects.builtin import ModuleOp
+from xdsl.ir import Operation, SSAValue
 from xdsl.passes import ModulePass
 from xdsl.pattern_rewriter import PatternRewriter, RewritePattern, op_type_rewrite_pattern
 
 from ds4c.ir.tensor_ops import HcEnterOp, HcMixOp, HcPreOp, RmsNormOp
 from ds4c.passes.fusion import apply_pattern, has_one_use
+
+
+def _is_read_before(op: Operation, *values: SSAValue) -> bool:
+    return any(use.operation.is_before_in_block(op) for value in values for use in value.uses)
 
 
 class _Fuse(RewritePattern):
@@ -22,7 +27,7 @@ class _Fuse(RewritePattern):
         mix = pre.pre.owner
         if not isinstance(mix, HcMixOp) or mix.x is not pre.x or not has_one_use(mix.pre):
             return
-        if mix.norm_eps != op.eps:
+        if mix.norm_eps != op.eps or _is_read_before(op, mix.post, mix.mix):
             return
         fused = HcEnterOp(
             operands=[mix.x, mix.fn, mix.base, mix.scale, op.gain],
@@ -39,7 +44,7 @@ class _Fuse(RewritePattern):
 
 @dataclass(frozen=True)
 class FuseHcEnter(ModulePass):
-    """Leaves a site alone whose `pre` or sublayer input has a second reader."""
+    """Leaves a site alone whose `pre` or sublayer input has a second reader, or whose mix is read early."""
 
     name = "fuse-hc-enter"
 

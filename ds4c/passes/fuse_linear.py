@@ -20,8 +20,9 @@ def _fuse(group: Sequence[LinearOp]) -> None:
     for op in group[1:]:
         weight = op.w.owner
         assert isinstance(weight, WeightOp)
-        weight.detach()
-        Rewriter.insert_op(weight, InsertPoint.before(first))
+        if first.is_before_in_block(weight):  # moves up only: its other readers stay below it
+            weight.detach()
+            Rewriter.insert_op(weight, InsertPoint.before(first))
     fused = MultiLinearOp(
         operands=[first.x, [op.w for op in group]], result_types=[[op.y.type for op in group]]
     )

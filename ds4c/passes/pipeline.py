@@ -13,7 +13,7 @@ from xdsl.transforms.canonicalize import CanonicalizePass
 from xdsl.transforms.common_subexpression_elimination import CommonSubexpressionElimination
 from xdsl.transforms.dead_code_elimination import DeadCodeElimination
 
-from ds4c.ir.dialect import make_context, print_module
+from ds4c.ir.dialect import make_context, print_module, verify_module
 from ds4c.passes.choose_layout import ChooseLayout
 from ds4c.passes.expand_macros import ExpandMacros
 from ds4c.passes.fuse_gated_linear import FuseGatedLinear
@@ -106,12 +106,12 @@ def run_pipeline(
     """
     ctx: Context = make_context()
     _dump(dump, 0, "input", module)
-    module.verify()
+    verify_module(module)
     for i, item in enumerate(passes, 1):
         if progress is not None:
             progress(item.name)
         item.apply(ctx, module)
-        module.verify()
+        verify_module(module)
         _dump(dump, i, item.name, module)
 
 
