@@ -8,7 +8,7 @@ from typing import Any
 from ds4c.errors import TargetError
 from ds4c.ir.kernel import KernelSpec
 from ds4c_targets.cpu.args import VARIANTS, Args
-from ds4c_targets.cpu.kernels import hyper, linear, norm, pool, state
+from ds4c_targets.cpu.kernels import attention, hyper, index, linear, norm, pool, state
 
 EMITTERS: dict[str, Callable[[Args], None]] = {
     "linear": linear.linear,
@@ -36,6 +36,8 @@ EMITTERS: dict[str, Callable[[Args], None]] = {
     "append": state.append,
     "fork": state.fork,
     "pool": pool.pool,
+    "attention": attention.attention,
+    "index_select": index.index_select,
 }
 
 
