@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Callable
+from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -155,6 +156,22 @@ class Engine(SessionCalls):
                 check_expected(info, request.expected_position, request.expected_digest)
                 self._check_start(request, info.position, info.capacity)
         return self._begin(request, entry, on_event, bounded)
+
+    def submit_generate(
+        self,
+        request: GenerationRequest,
+        owner: str = "",
+        on_event: OnEvent = lambda _: None,
+        *,
+        bounded: bool = True,
+    ) -> Future[Generation]:
+        """As `generate`, with refusals in the future, which is done at once."""
+        begun: Future[Generation] = Future()
+        try:
+            begun.set_result(self.generate(request, owner, on_event, bounded=bounded))
+        except RuntimeFailure as error:
+            begun.set_exception(error)
+        return begun
 
     def run(
         self, request: GenerationRequest, owner: str = "", on_event: OnEvent = lambda _: None
