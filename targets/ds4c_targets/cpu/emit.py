@@ -8,7 +8,7 @@ from typing import Any
 from ds4c.errors import TargetError
 from ds4c.ir.kernel import KernelSpec
 from ds4c_targets.cpu.args import VARIANTS, Args
-from ds4c_targets.cpu.kernels import attention, hyper, index, linear, norm, pool, state
+from ds4c_targets.cpu.kernels import attention, hyper, index, linear, moe, norm, pool, state
 
 EMITTERS: dict[str, Callable[[Args], None]] = {
     "linear": linear.linear,
@@ -38,6 +38,9 @@ EMITTERS: dict[str, Callable[[Args], None]] = {
     "pool": pool.pool,
     "attention": attention.attention,
     "index_select": index.index_select,
+    "route_top": moe.route_top,
+    "route_hash": moe.route_hash,
+    "moe_experts": moe.moe_experts,
 }
 
 

@@ -189,6 +189,15 @@ def _attention(spec: KernelSpec) -> int:
     return _SLOTS * plan.task_bytes
 
 
+def route_bytes(experts: int) -> int:
+    """Scratch of one routed row: scores and sort keys, whole vectors of float32."""
+    return 2 * _round64(4 * experts)
+
+
+def _route(spec: KernelSpec) -> int:
+    return _SLOTS * route_bytes(spec.operand("logits").shape[1])
+
+
 def _none(spec: KernelSpec) -> int:
     return 0
 
@@ -200,6 +209,8 @@ _NEEDS: dict[str, Callable[[KernelSpec], int]] = {
     "hc_enter": _check_streams,
     "hc_mix": _check_streams,
     "index_select": lambda spec: _SLOTS * IndexScratch.of(spec).task_bytes,
+    "route_hash": _route,
+    "route_top": _route,
     "moe_experts": lambda spec: MoeScratch.of(spec).total_bytes,
 }
 

@@ -224,16 +224,10 @@ class Kernel:
             found.append(Buf(self, buffer, kind))
         return found
 
-    def local(self, elements: int, dtype: str = "float32", heap: bool = False) -> Buf:
-        """Memory of this scope; it becomes registers when all indices are constants after unrolling.
-
-        Args:
-            elements: size.
-            dtype: element type.
-            heap: allow a size that ends on the heap (TVM does that from 1,024 bytes on).
-        """
+    def local(self, elements: int, dtype: str = "float32") -> Buf:
+        """Memory of this scope; it becomes registers when all indices are constants after unrolling."""
         size = elements * int(PrimType(dtype).dtype.bits) // 8
-        assert heap or size <= _MAX_LOCAL_BYTES, f"local buffer of {size} bytes would go to the heap"
+        assert size <= _MAX_LOCAL_BYTES, f"local buffer of {size} bytes would go to the heap"
         buffer = tirx.decl_buffer((elements,), dtype, name=self._name("local"))
         self.emit(stmt.AllocBuffer(buffer))
         return Buf(self, buffer, dtype)

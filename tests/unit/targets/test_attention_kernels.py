@@ -38,7 +38,12 @@ def _attention(name: str, form: str, compressed: str) -> KernelSpec:
         old = Operand("old", "ring", "float32", (CAPACITY, width), "", (CAPACITY + 3) * width * 4)
     else:
         old = act("old", "in", B, WINDOW - 1, width)
-    operands = [act("q", "in", T, heads * width), weight("attention", "sink", heads), old, act("own", "in", T, width)]
+    operands = [
+        act("q", "in", T, heads * width),
+        weight("attention", "sink", heads),
+        old,
+        act("own", "in", T, width),
+    ]
     if compressed != "none":
         operands.append(_rows(width))
     if compressed == "selected":
@@ -52,7 +57,9 @@ def _attention(name: str, form: str, compressed: str) -> KernelSpec:
 
 
 def _rows(width: int) -> Operand:
-    return Operand("rows", "append", "float32", (ROWS_PER_PAGE, width), "", ROWS_PER_PAGE * width * 4 + 64, EVERY)
+    return Operand(
+        "rows", "append", "float32", (ROWS_PER_PAGE, width), "", ROWS_PER_PAGE * width * 4 + 64, EVERY
+    )
 
 
 def _pages() -> Operand:
@@ -70,7 +77,10 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     for name, (heads, width) in INDEX.items():
         operands = [act("q", "in", T, heads * width), act("weights", "in", T, heads), _rows(width)]
         operands += [block_operand("at", T, B), _pages(), act("selection", "out", T, TOP_K, dtype="int32")]
-        made.add(f"index-{name}", spec("index_select", operands, every=EVERY, scale=0.3, top_k=TOP_K, context=CONTEXT))
+        made.add(
+            f"index-{name}",
+            spec("index_select", operands, every=EVERY, scale=0.3, top_k=TOP_K, context=CONTEXT),
+        )
     return made
 
 
@@ -102,7 +112,9 @@ class Step:
         self.slots = nans(SLOTS, CONTEXT // EVERY, width)
         page_floats = ROWS_PER_PAGE * width + 16
         self.memory = nans(B * SESSION_PAGES + 1, page_floats)
-        self.pages = placed(np.random.default_rng(0).permutation(B * SESSION_PAGES).astype(np.int32).reshape(B, -1))
+        self.pages = placed(
+            np.random.default_rng(0).permutation(B * SESSION_PAGES).astype(np.int32).reshape(B, -1)
+        )
         for b, (slot, first, count) in enumerate(segments):
             line = timelines[slot]
             for p in range(max(0, first - CAPACITY), first):
@@ -133,7 +145,16 @@ class Step:
             old = with_dead_rows(ref.read_rows(self.ring[:, :CAPACITY], self.block, WINDOW - 1), B)
         q, own = self.gather("q"), self.gather("keys")
         out = nans(T, q.shape[1])
-        lab.call(name, variant, q=with_dead_rows(q, T), sink=sink, old=old, own=with_dead_rows(own, T), o=out, **given)
+        lab.call(
+            name,
+            variant,
+            q=with_dead_rows(q, T),
+            sink=sink,
+            old=old,
+            own=with_dead_rows(own, T),
+            o=out,
+            **given,
+        )
         assert np.isnan(out[len(q) :]).all()
         return out[: len(q)]
 
@@ -142,12 +163,21 @@ class Step:
         rows = None if name.endswith("none") else self.slots.astype(np.float64)
         selection = self.gather("selection") if name.endswith("selected") else None
         q, own = self.gather("q").astype(np.float64), self.gather("keys").astype(np.float64)
-        return ref.attention(q, sink.astype(np.float64), old, own, self.block, 0.2, WINDOW, rows, selection, EVERY)
+        return ref.attention(
+            q, sink.astype(np.float64), old, own, self.block, 0.2, WINDOW, rows, selection, EVERY
+        )
 
     def select(self, lab: Lab, name: str, variant: str) -> np.ndarray:
         q, weights = self.gather("q"), self.gather("weights")
         out = nans(T, TOP_K, dtype=np.int32)
-        lab.call(name, variant, q=with_dead_rows(q, T), weights=with_dead_rows(weights, T), selection=out, **self.given())
+        lab.call(
+            name,
+            variant,
+            q=with_dead_rows(q, T),
+            weights=with_dead_rows(weights, T),
+            selection=out,
+            **self.given(),
+        )
         assert (out[len(q) :] == -99).all()
         return out[: len(q)]
 
@@ -198,7 +228,9 @@ def test_ring_and_read_rows_give_the_same_bits(lab: Lab) -> None:
     lines = _timelines(*SHAPES["few"])
     step, sink = Step(lines, (0, 33, 5), (2, 4, 9)), np.ones(3, np.float32)
     for compressed in ("none", "all", "selected"):
-        results = [step.attention(lab, f"few-{form}-{compressed}", sink, "generic") for form in ("ring", "rows")]
+        results = [
+            step.attention(lab, f"few-{form}-{compressed}", sink, "generic") for form in ("ring", "rows")
+        ]
         assert np.array_equal(*results)
 
 
@@ -227,7 +259,10 @@ def test_index_select_equals_float64(lab: Lab, name: str) -> None:
 def test_index_select_does_not_depend_on_the_chunk(lab: Lab, name: str) -> None:
     lines = _timelines(*INDEX[name])
     whole = Step(lines, (0, 100, 40)).select(lab, f"index-{name}", "generic")
-    single = [Step(lines, (1, 3, 2), (0, 100 + i, 1)).select(lab, f"index-{name}", VARIANTS[-1])[2:] for i in range(40)]
+    single = [
+        Step(lines, (1, 3, 2), (0, 100 + i, 1)).select(lab, f"index-{name}", VARIANTS[-1])[2:]
+        for i in range(40)
+    ]
     assert np.array_equal(np.concatenate(single), whole)
 
 

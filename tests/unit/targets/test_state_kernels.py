@@ -55,7 +55,9 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     at = block_operand("at", T, B)
     made.add("windows", spec("windows", [at, WINDOWS], every=EVERY))
     stride = (CAPACITY + 5) * WIDTH * 4
-    made.add("read", spec("read_rows", [ring("state", WIDTH, stride), at, act("rows", "out", B, 7, WIDTH)], span=7))
+    made.add(
+        "read", spec("read_rows", [ring("state", WIDTH, stride), at, act("rows", "out", B, 7, WIDTH)], span=7)
+    )
     made.add("write", spec("write", [ring("state", WIDTH, stride), act("rows", "in", T, WIDTH), at]))
     state = Operand("state", "append", "float32", (ROWS_PER_PAGE, WIDTH), "", 4 * 100, EVERY)
     pages = Operand("pages", "pages", "int32", (B, 5))
@@ -83,7 +85,10 @@ def test_windows(lab: Lab, block: Block) -> None:
     for variant in VARIANTS:
         out = aligned((layout.size,), np.int32)
         lab.call("windows", variant, at=block_buffer(block, T, B), windows=out)
-        assert np.array_equal(np.where(block_buffer(want, J, B) == -7, 0, out), np.where(block_buffer(want, J, B) == -7, 0, block_buffer(want, J, B)))
+        assert np.array_equal(
+            np.where(block_buffer(want, J, B) == -7, 0, out),
+            np.where(block_buffer(want, J, B) == -7, 0, block_buffer(want, J, B)),
+        )
         assert out[0] == want.num_rows
 
 
@@ -154,7 +159,14 @@ def test_pool(lab: Lab, lanes: int, block: Block) -> None:
         for form in ("ring", "rows"):
             source = slots if form == "ring" else [with_dead_rows(o, B) for o in old]
             out = nans(J, WIDTH)
-            lab.call(f"pool{lanes}{form}", variant, kv_old=placed(source[0]), score_old=placed(source[1]), rows=out, **given)
+            lab.call(
+                f"pool{lanes}{form}",
+                variant,
+                kv_old=placed(source[0]),
+                score_old=placed(source[1]),
+                rows=out,
+                **given,
+            )
             close(out[: closed.num_rows], want)
             assert np.isnan(out[closed.num_rows :]).all()
             results.append(out)

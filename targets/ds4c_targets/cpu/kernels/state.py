@@ -92,5 +92,3 @@ def fork(args: Args) -> None:
     with b.loop(at, start=start) as position:
         row = b.let(mod(position, from_ring.capacity) * from_ring.width)
         copy_row(b, to_ring.buf, to_ring.base + row, from_ring.buf, from_ring.base + row, from_ring.width)
-
-
