@@ -10,6 +10,8 @@ from xdsl.dialects import func
 from xdsl.dialects.builtin import DYNAMIC_INDEX, IndexType, ModuleOp, TensorType
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.passes import ModulePass
+from xdsl.traits import SymbolTable
+from xdsl.utils.exceptions import PassFailedException
 
 from ds4c.ir.state_ops import CloseOp, ForkOp, OpenOp, RestoreOp, RewindOp, SnapshotOp, StateOp, states_of
 from ds4c.ir.types import StateKind
@@ -23,10 +25,19 @@ class InsertSnapshots(ModulePass):
     name = "insert-snapshots"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        """Add `@snapshot`, `@restore`, `@fork` and `@rewind`; states must be planned."""
+        """Add `@snapshot`, `@restore`, `@fork` and `@rewind`; states must be planned.
+
+        Raises:
+            PassFailedException: no plan, or one of the names is taken.
+        """
         plan = Plan.of(op, self.name)
         decls = [d for d in states_of(op) if d.state_kind is not StateKind.HOST]
         for function in (_snapshot(decls), _restore(decls), _fork(decls), _rewind(plan.horizon)):
+            if SymbolTable.lookup_symbol(op, function.sym_name.data) is not None:
+                raise PassFailedException(
+                    f"insert-snapshots: @{function.sym_name.data}: expected a free name, got a function that "
+                    "is there already"
+                )
             op.body.block.add_op(function)
 
 

@@ -1,0 +1,49 @@
+"""Every pass leaves the meaning of the module alone: the interpreter gives equal bits before and after it."""
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import pytest
+from example_modules import PIPELINE, TINY, live_rows, machine_of, random_walk, stages
+from numpy.typing import NDArray
+
+from ds4c.passes.pipeline import PASSES
+
+HORIZON = 20
+
+
+@lru_cache
+def outcome(name: str, index: int) -> tuple[NDArray[Any], list[dict[str, NDArray[Any]]]]:
+    """Logits of a walk on the module of a stage, and the live rows of both sessions after it."""
+    machine = machine_of(name, stages(name, HORIZON)[index][1])
+    sessions, logits = random_walk(machine, name, HORIZON, seed=5)
+    return logits, [live_rows(machine, s.slot, s.position) for s in sessions]
+
+
+def test_the_pipeline_holds_every_pass() -> None:
+    assert [name for name, _ in stages("tiny-8", HORIZON)] == ["input", *PIPELINE]
+    assert set(PIPELINE) == set(PASSES)
+
+
+@pytest.mark.parametrize("index", range(1, len(PIPELINE) + 1), ids=PIPELINE)
+@pytest.mark.parametrize("name", TINY)
+def test_equal_before_and_after(name: str, index: int) -> None:
+    before, after = outcome(name, index - 1), outcome(name, index)
+    assert np.array_equal(before[0], after[0])
+    for old, new in zip(before[1], after[1], strict=True):
+        assert old.keys() == new.keys()
+        for state, rows in old.items():
+            assert np.array_equal(rows, new[state]), state
+
+
+@pytest.mark.parametrize("name", TINY)
+def test_the_walk_crosses_windows_and_the_rings_wrap(name: str) -> None:
+    machine = machine_of(name, stages(name, HORIZON)[-1][1])
+    sessions, logits = random_walk(machine, name, HORIZON, seed=5)
+    heavy = 8 if name == "tiny-8" else 128
+    assert max(s.high_water for s in sessions) > heavy
+    assert max(s.high_water for s in sessions) > min(
+        d.capacity or 0 for d in machine.decls.values() if d.kind.data == "ring"
+    )
+    assert np.isfinite(logits).all()
