@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 from functools import cache
+from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any
 
@@ -53,11 +54,11 @@ class CpuTarget:
         """Fusion passes this target wants, in order."""
         return (
             "fuse-reads",
-            "fuse-linear",
             "fuse-gated-linear",
-            "fuse-norm-rope",
             "fuse-hc-enter",
+            "fuse-norm-rope",
             "fuse-index-select",
+            "fuse-linear",  # last: the others look for single products
         )
 
     def weight_layout(self, op: str, operand: str, dtype: str, shape: tuple[int, ...]) -> str:
@@ -100,6 +101,25 @@ class CpuTarget:
     def variant_features(self, variant: str) -> tuple[str, ...]:
         """CPU features, as /proc/cpuinfo spells them, that code of a variant needs."""
         return tuple(description()["variants"][self.resolve_variant(variant)]["features"])
+
+    def runtime_files(self) -> tuple[tuple[str, Path], ...]:
+        """TVM's runtime library, which kernels need for parallel loops, and its licence.
+
+        Raises:
+            TargetError: the apache-tvm package is not installed as expected.
+        """
+        try:
+            files = distribution("apache-tvm").files or []
+        except PackageNotFoundError:
+            raise TargetError("cpu target: expected the package apache-tvm, got none; install it") from None
+        wanted = {"libtvm_runtime.so": "libtvm_runtime.so", "LICENSE.tvm": "licenses/LICENSE"}
+        found: list[tuple[str, Path]] = []
+        for name, suffix in wanted.items():
+            paths = [Path(str(f.locate())) for f in files if str(f).endswith(suffix)]
+            if not paths:
+                raise TargetError(f"cpu target: expected a file {suffix} in apache-tvm, got none")
+            found.append((name, paths[0]))
+        return tuple(found)
 
     def build_library(
         self, program: Program, variant: str, path: str, log: Any = None, cache: str = ""
