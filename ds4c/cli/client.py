@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from ds4c.cli.client_text import describe_plan, describe_rewind, describe_session, summary
 from ds4c.cli.common import (
     CommandFailure,
     ExitCode,
@@ -226,29 +227,6 @@ def show(delta: "pb.TokenDelta", as_ids: bool) -> None:
     sys.stdout.flush()
 
 
-def summary(document: dict[str, Any]) -> str:
-    """One line about a finished generation."""
-    finished, started = document["finished"], document["started"]
-    usage, timing = finished["usage"], finished["timing"]
-    seconds = timing.get("decode", 0.0)
-    rate = f", {usage['output_tokens'] / seconds:.1f} tokens/s" if seconds > 0 else ""
-    return (
-        f"session {started['session_id']} at {finished['end_position']}: {finished['reason']}, "
-        f"{usage['input_tokens']} in ({usage['cached_input_tokens']} cached), "
-        f"{usage['output_tokens']} out{rate}; {rewind_line(started['rewind'])}"
-    )
-
-
-def rewind_line(report: dict[str, Any]) -> str:
-    """One line about what was done to the state."""
-    reason = report["rebuild_reason"]
-    why = "" if reason == "unspecified" else f" ({reason})"
-    return (
-        f"rewind {report['kind']}{why} from {report['from_position']} to {report['to_position']}, "
-        f"{report['replayed_tokens']} tokens replayed"
-    )
-
-
 def rewind(
     context: typer.Context,
     session: SessionArgument,
@@ -270,7 +248,7 @@ def rewind(
         session_id=session, expected_position=expected_position, max_replay_tokens=max_replay
     )
     set_target(request, to, drop)
-    run_call(context, lambda stubs: (stubs.sessions.Rewind, request), as_json, describe_rewind)
+    run_call(context, "sessions", "Rewind", request, as_json, describe_rewind)
 
 
 def fork(
@@ -287,7 +265,7 @@ def fork(
     from ds4c_serve.v1 import engine_pb2 as pb
 
     request = pb.ForkSessionRequest(session_id=session, new_session_id=new_id, at_position=at)
-    run_call(context, lambda stubs: (stubs.sessions.ForkSession, request), as_json, describe_rewind)
+    run_call(context, "sessions", "ForkSession", request, as_json, describe_rewind)
 
 
 def plan(
@@ -305,7 +283,7 @@ def plan(
 
     request = pb.PlanRewindRequest(session_id=session)
     set_target(request, to, drop)
-    run_call(context, lambda stubs: (stubs.sessions.PlanRewind, request), as_json, describe_plan)
+    run_call(context, "sessions", "PlanRewind", request, as_json, describe_plan)
 
 
 def sessions(context: typer.Context, as_json: JsonOption = False) -> None:
@@ -351,7 +329,9 @@ def open_session(
         request.idle_ttl.FromNanoseconds(round(idle_seconds * 1e9))
     run_call(
         context,
-        lambda stubs: (stubs.sessions.OpenSession, request),
+        "sessions",
+        "OpenSession",
+        request,
         as_json,
         lambda answer: describe_session(answer["session"]),
     )
@@ -367,7 +347,9 @@ def close_session(context: typer.Context, session: SessionArgument, as_json: Jso
     request = pb.CloseSessionRequest(session_id=session)
     run_call(
         context,
-        lambda stubs: (stubs.sessions.CloseSession, request),
+        "sessions",
+        "CloseSession",
+        request,
         as_json,
         lambda _answer: f"session {session} closed",
     )
@@ -413,7 +395,9 @@ def set_target(request: Any, to: int | None, drop: int | None) -> None:
 
 def run_call(
     context: typer.Context,
-    choose: "Callable[[Stubs], tuple[Any, Any]]",
+    service: str,
+    method: str,
+    request: Any,
     as_json: bool,
     describe: Callable[[dict[str, Any]], str],
 ) -> None:
@@ -421,36 +405,12 @@ def run_call(
     from ds4c_serve.client import to_data
 
     with open_stubs(context) as (stubs, arguments):
-        method, request = choose(stubs)
-        answer = to_data(method(request, **arguments))
+        call: Callable[..., Any] = getattr(getattr(stubs, service), method)
+        answer = to_data(call(request, **arguments))
     if as_json:
         print_json(answer)
     else:
         print_result(describe(answer))
-
-
-def describe_session(session: dict[str, Any]) -> str:
-    """A session in one line."""
-    state = "valid" if session["state_valid"] else "to be rebuilt"
-    return (
-        f"{session['session_id']}  position {session['position']} of {session['capacity']}, "
-        f"high water {session['high_water']}, epoch {session['epoch']}, state {state}"
-    )
-
-
-def describe_rewind(answer: dict[str, Any]) -> str:
-    """A session and what was done to it, in one line."""
-    return f"{describe_session(answer['session'])}; {rewind_line(answer['rewind'])}"
-
-
-def describe_plan(answer: dict[str, Any]) -> str:
-    """The price of a rewind in one line."""
-    reason = answer["rebuild_reason"]
-    why = "" if reason == "unspecified" else f" ({reason})"
-    return (
-        f"to {answer['to_position']}: {answer['kind']}{why}, {answer['replay_tokens']} tokens from "
-        f"{answer['base_position']}, about {answer.get('estimated_time', 0.0):.3f} s"
-    )
 
 
 COMMANDS: dict[str, Callable[..., None]] = {

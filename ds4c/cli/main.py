@@ -37,6 +37,7 @@ COMMANDS: dict[str, str] = {
     "client": "Call a server: generate, rewind, fork, plan, sessions.",
     "logits": "Write the logits of every position of a token file.",
     "opt": "Run passes over an IR file.",
+    "bench": "Measure prefill, decode, rewinds and load.",
     "doctor": "Show what this machine can build and run.",
 }
 

@@ -4,17 +4,17 @@ What this server cannot do yet is refused by name; nothing that a client asked f
 """
 
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
-from ds4c_runtime.engine import Engine, GenerationRequest, StopParams
+from ds4c_runtime.engine import Engine
 from ds4c_runtime.errors import InvalidRequestError, NotInArtifactError, NoTokenizerError
+from ds4c_runtime.requests import GenerationRequest, StopParams
 from ds4c_runtime.sampler import SamplingParams
 from ds4c_serve.v1 import engine_pb2 as pb
 
-MAX_ALTERNATIVES = 20
 _SESSION_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
 
 
@@ -45,6 +45,14 @@ class RewindWanted:
     drop: int | None
     expected_position: int | None = None
     max_replay_tokens: int | None = None
+    defer: bool = False
+
+    def target(self, position: int) -> int:
+        """The position meant, for a session at a position; negative if that has fewer tokens to drop."""
+        if self.drop is not None:
+            return position - self.drop
+        assert self.to is not None
+        return self.to
 
 
 def not_in_artifact(what: str, needs: str) -> NotInArtifactError:
@@ -130,10 +138,8 @@ def rewind(request: pb.RewindRequest) -> RewindWanted:
 
     Raises:
         InvalidRequestError: no session or no target is named.
-        NotInArtifactError: the target is a snapshot, or the rebuild should be deferred.
+        NotInArtifactError: the target is a snapshot.
     """
-    if request.defer_rebuild:
-        raise not_in_artifact("defer_rebuild", "deferred rebuilds")
     to, drop = _target(request)
     return RewindWanted(
         session_id=session_id(request.session_id),
@@ -141,6 +147,7 @@ def rewind(request: pb.RewindRequest) -> RewindWanted:
         drop=drop,
         expected_position=request.expected_position if request.HasField("expected_position") else None,
         max_replay_tokens=request.max_replay_tokens if request.HasField("max_replay_tokens") else None,
+        defer=request.defer_rebuild,
     )
 
 
@@ -173,13 +180,7 @@ def generation(request: pb.GenerateRequest, engine: Engine) -> GenerationRequest
     _refuse_unsupported(request)
     if request.return_text and engine.tokenizer is None:
         raise no_tokenizer("return_text")
-    logprobs = request.logprobs if request.HasField("logprobs") else None
-    if logprobs is not None and logprobs > MAX_ALTERNATIVES:
-        raise InvalidRequestError(
-            f"generation refused: expected at most {MAX_ALTERNATIVES} logprobs, got {logprobs}",
-            field="logprobs",
-        )
-    return GenerationRequest(
+    wanted = GenerationRequest(
         session_id=request.session_id,
         expected_position=request.expected_position if request.HasField("expected_position") else None,
         expected_digest=request.expected_prefix_digest,
@@ -187,18 +188,18 @@ def generation(request: pb.GenerateRequest, engine: Engine) -> GenerationRequest
         tokens=prompt_tokens(request.prompt, engine),
         sampling=sampling(request.sampling),
         stop=stop(request.stop),
-        logprobs=logprobs,
+        logprobs=request.logprobs if request.HasField("logprobs") else None,
         return_text=request.return_text,
         return_token_ids=request.return_token_ids,
         prefill_progress=request.prefill_progress,
     )
+    wanted.validate(engine.manifest.model.vocab_size)
+    return wanted
 
 
 def _refuse_unsupported(request: pb.GenerateRequest) -> None:
     if request.HasField("detach_ttl"):
         raise not_in_artifact("detach_ttl", "kept streams")
-    if request.stop.at_tool_call_end:
-        raise not_in_artifact("stop.at_tool_call_end", "tool call detection")
     speculation = request.speculation
     wants_drafts = speculation.max_draft_tokens > 0 or bool(speculation.drafter)
     if speculation.enabled or (wants_drafts and not speculation.HasField("enabled")):
@@ -215,10 +216,8 @@ def prompt_tokens(prompt: pb.Prompt, engine: Engine) -> tuple[int, ...]:
     if prompt.WhichOneof("input") == "text":
         if engine.tokenizer is None:
             raise no_tokenizer("prompt.text")
-        encoded = engine.tokenizer.encode(
-            prompt.text, add_bos=prompt.add_bos, parse_special=prompt.parse_special
-        )
-        return tuple(encoded)
+        with field_prefix("prompt"):
+            return tuple(encode(prompt.text, prompt.add_bos, prompt.parse_special, engine))
     for name in ("parse_special", "add_bos"):
         if getattr(prompt, name):
             raise InvalidRequestError(
@@ -243,38 +242,29 @@ def check_token_ids(ids: Sequence[int], engine: Engine, field: str) -> Sequence[
 
 
 def sampling(message: pb.Sampling) -> SamplingParams:
-    """Sampling parameters; absent fields keep the defaults of the runtime.
-
-    Raises:
-        InvalidRequestError: a value is not allowed.
-    """
+    """Sampling parameters, not yet checked; absent fields keep the defaults of the runtime."""
     given: dict[str, Any] = {
         field.name: value for field, value in message.ListFields() if field.name != "logit_bias"
     }
     if message.logit_bias:
         given["logit_bias"] = dict(message.logit_bias)
-    with field_prefix("sampling"):
-        return SamplingParams(**given)
+    return SamplingParams(**given)
 
 
 def stop(message: pb.StopCondition) -> StopParams:
-    """Stop rules.
-
-    Raises:
-        InvalidRequestError: a value is not allowed.
-    """
-    with field_prefix("stop"):
-        return StopParams(
-            max_output_tokens=message.max_output_tokens if message.HasField("max_output_tokens") else None,
-            min_output_tokens=message.min_output_tokens,
-            token_ids=tuple(message.token_ids),
-            strings=tuple(message.strings),
-            ignore_eos=message.ignore_eos,
-        )
+    """Stop rules, not yet checked."""
+    return StopParams(
+        max_output_tokens=message.max_output_tokens if message.HasField("max_output_tokens") else None,
+        min_output_tokens=message.min_output_tokens,
+        token_ids=tuple(message.token_ids),
+        strings=tuple(message.strings),
+        ignore_eos=message.ignore_eos,
+        at_tool_call_end=message.at_tool_call_end,
+    )
 
 
 @contextmanager
-def field_prefix(prefix: str) -> Iterator[None]:
+def field_prefix(prefix: str) -> Generator[None]:
     """Name the fields of errors from inside a message by their full path."""
     try:
         yield
@@ -290,9 +280,23 @@ def tokenize(request: pb.TokenizeRequest, engine: Engine) -> list[int]:
     """
     if engine.tokenizer is None:
         raise no_tokenizer("Tokenize")
-    return list(
-        engine.tokenizer.encode(request.text, add_bos=request.add_bos, parse_special=request.parse_special)
-    )
+    return encode(request.text, request.add_bos, request.parse_special, engine)
+
+
+def encode(text: str, add_bos: bool, parse_special: bool, engine: Engine) -> list[int]:
+    """Token ids of a text, by an engine that has a tokenizer.
+
+    Raises:
+        InvalidRequestError: a begin-of-sequence token is asked for and the model has none.
+    """
+    assert engine.tokenizer is not None
+    bos = engine.manifest.model.bos_token_id if add_bos else None
+    if add_bos and bos is None:
+        raise InvalidRequestError(
+            "text refused: expected a model with a begin-of-sequence token for add_bos, got one without",
+            field="add_bos",
+        )
+    return engine.tokenizer.encode(text, bos_token_id=bos, parse_special=parse_special)
 
 
 def detokenize(request: pb.DetokenizeRequest, engine: Engine) -> str:

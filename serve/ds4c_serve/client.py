@@ -1,12 +1,11 @@
 """What a Python client needs beside the stubs: a channel with credentials, errors and messages as data."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import grpc
-from google.protobuf.descriptor import FieldDescriptor
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.message import Message
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -116,21 +115,19 @@ def to_data(message: Message) -> dict[str, Any]:
     names without the prefix. Absent messages and optional fields are left out.
     """
     data: dict[str, Any] = {}
-    for field in message.DESCRIPTOR.fields:
+    fields: Iterable[Any] = message.DESCRIPTOR.fields
+    for field in fields:
         if field.has_presence and not message.HasField(field.name):
             continue
         value = getattr(message, field.name)
-        data[field.name] = (
-            [_plain(item, field) for item in value] if _repeats(field) else _plain(value, field)
-        )
+        if field.is_repeated:
+            data[field.name] = [_plain(item, field) for item in value]
+        else:
+            data[field.name] = _plain(value, field)
     return data
 
 
-def _repeats(field: FieldDescriptor) -> bool:
-    return bool(field.is_repeated)
-
-
-def _plain(value: Any, field: FieldDescriptor) -> Any:
+def _plain(value: Any, field: Any) -> Any:
     if isinstance(value, Duration):
         return value.ToNanoseconds() / 1e9
     if isinstance(value, Timestamp):

@@ -7,23 +7,17 @@ callback, since a handler that is blocked in a send sees neither a cancellation 
 
 import asyncio
 from collections.abc import AsyncIterator
-from dataclasses import dataclass
 
-from ds4c_runtime.engine import Generation
+from ds4c_runtime.engine import Engine
+from ds4c_runtime.generation import Generation
 from ds4c_serve import checks, convert
 from ds4c_serve.auth import Authenticator
-from ds4c_serve.backend import Backend, result_of
+from ds4c_serve.backend import Backend
 from ds4c_serve.context import Context
 from ds4c_serve.rpc import request_id, streaming, unary
 from ds4c_serve.stream import EventStream
 from ds4c_serve.v1 import engine_pb2 as pb
 from ds4c_serve.v1 import engine_pb2_grpc
-
-
-@dataclass(frozen=True)
-class _Running:
-    owner: str
-    generation: Generation
 
 
 class InferenceService(engine_pb2_grpc.InferenceServiceServicer):
@@ -32,7 +26,7 @@ class InferenceService(engine_pb2_grpc.InferenceServiceServicer):
     def __init__(self, backend: Backend, authenticator: Authenticator):
         self._backend = backend
         self._authenticator = authenticator
-        self._running: dict[str, _Running] = {}
+        self._running: dict[str, Generation] = {}
         self._idle = asyncio.Event()
         self._idle.set()
 
@@ -42,19 +36,14 @@ class InferenceService(engine_pb2_grpc.InferenceServiceServicer):
     ) -> AsyncIterator[pb.GenerateResponse]:
         """Run one generation and stream it."""
         owner = self._authenticator.owner(context)
-        engine = self._backend.engine
-        wanted = await asyncio.to_thread(checks.generation, request, engine)
         stream = EventStream()
-        generation = await result_of(engine.submit_generate(wanted, owner, stream.put))
+        generation = await begin(request, owner, self._backend.engine, stream)
+        self._enter(generation, context)
         writer = convert.ResponseWriter(generation.id, request_id(request, context))
-        self._enter(owner, generation)
-        context.add_done_callback(lambda _context: generation.cancel())
-        generation.done.add_done_callback(stream.end)
         try:
             async for batch in stream.batches(generation):
                 yield writer.response(batch)
         finally:
-            generation.cancel()
             self._leave(generation)
 
     @streaming
@@ -71,10 +60,8 @@ class InferenceService(engine_pb2_grpc.InferenceServiceServicer):
     ) -> pb.CancelGenerationResponse:
         """Stop a generation of the caller, if it runs."""
         owner = self._authenticator.owner(context)
-        running = self._running.get(checks.generation_id(request))
-        was_running = running is not None and running.owner == owner
-        if running is not None and was_running:
-            running.generation.cancel()
+        wanted = checks.generation_id(request)
+        was_running = self._backend.engine.cancel_generation(wanted, owner)
         return pb.CancelGenerationResponse(was_running=was_running)
 
     @unary
@@ -89,11 +76,14 @@ class InferenceService(engine_pb2_grpc.InferenceServiceServicer):
         text = await asyncio.to_thread(checks.detokenize, request, self._backend.engine)
         return pb.DetokenizeResponse(text=text)
 
-    def _enter(self, owner: str, generation: Generation) -> None:
-        self._running[generation.id] = _Running(owner, generation)
+    def _enter(self, generation: Generation, context: Context) -> None:
+        self._running[generation.id] = generation
         self._idle.clear()
+        context.add_done_callback(lambda _context: self._leave(generation))
 
     def _leave(self, generation: Generation) -> None:
+        """Cancel what may still run and forget it. May be called twice; awaits nothing."""
+        generation.cancel()
         self._running.pop(generation.id, None)
         if not self._running:
             self._idle.set()
@@ -112,6 +102,33 @@ class InferenceService(engine_pb2_grpc.InferenceServiceServicer):
 
     def cancel_all(self) -> int:
         """Cancel every running generation; each still sends its `finished`. Gives their number."""
-        for running in self._running.values():
-            running.generation.cancel()
+        for generation in self._running.values():
+            generation.cancel()
         return len(self._running)
+
+
+async def begin(request: pb.GenerateRequest, owner: str, engine: Engine, stream: EventStream) -> Generation:
+    """Check a request and start its generation, off the event loop since a long prompt takes time.
+
+    Raises:
+        RuntimeFailure: it is refused.
+    """
+
+    def work() -> Generation:
+        return engine.generate(checks.generation(request, engine), owner, stream.put)
+
+    future = asyncio.get_running_loop().run_in_executor(None, work)
+    try:
+        generation = await asyncio.shield(future)
+    except asyncio.CancelledError:
+        # The caller left while the thread was at it: what it starts must not run for nobody.
+        future.add_done_callback(cancel_started)
+        raise
+    generation.done.add_done_callback(stream.end)
+    return generation
+
+
+def cancel_started(future: "asyncio.Future[Generation]") -> None:
+    """Cancel the generation that a future brings, if it brings one."""
+    if not future.cancelled() and future.exception() is None:
+        future.result().cancel()

@@ -38,9 +38,17 @@ class _TextFormatter(logging.Formatter):
         return f"{line}\n{self.formatException(record.exc_info)}" if record.exc_info else line
 
 
+class _StderrHandler(logging.Handler):
+    """Writes to whatever `sys.stderr` is at the moment, one flushed line a record."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        """Write a record."""
+        print(self.format(record), file=sys.stderr, flush=True)
+
+
 def configure(form: LogFormat) -> None:
     """Send the server's log to stderr in a format; called once by the command that serves."""
-    handler = logging.StreamHandler(sys.stderr)
+    handler = _StderrHandler()
     handler.setFormatter(_JsonFormatter() if form == "json" else _TextFormatter())
     LOGGER.handlers[:] = [handler]
     LOGGER.setLevel(logging.INFO)

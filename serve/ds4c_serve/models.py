@@ -28,7 +28,12 @@ class ModelService(engine_pb2_grpc.ModelServiceServicer):
     ) -> pb.GetCapabilitiesResponse:
         """What the artifact can do, and the limits."""
         engine = self._backend.engine
-        return convert.capabilities(engine.manifest, engine.limits, self._max_request_bytes)
+        return convert.capabilities(
+            engine.manifest,
+            max_sessions=engine.limits.max_sessions,
+            max_queue=engine.limits.max_queue,
+            max_request_bytes=self._max_request_bytes,
+        )
 
     @unary
     async def GetLoad(self, request: pb.GetLoadRequest, context: Context) -> pb.GetLoadResponse:

@@ -7,7 +7,7 @@ import asyncio
 import functools
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable
-from typing import Any
+from typing import Any, TypeVar, cast
 
 from google.rpc import code_pb2
 from grpc_status import rpc_status
@@ -20,8 +20,8 @@ from ds4c_serve.log import LOGGER, log_event
 REQUEST_ID_KEY = "x-request-id"
 _MAX_REQUEST_ID = 128
 
-UnaryHandler = Callable[[Any, Any, Context], Awaitable[Any]]
-StreamHandler = Callable[[Any, Any, Context], AsyncIterator[Any]]
+UnaryHandler = TypeVar("UnaryHandler", bound=Callable[..., Awaitable[Any]])
+StreamHandler = TypeVar("StreamHandler", bound=Callable[..., AsyncIterator[Any]])
 
 
 def unary(handler: UnaryHandler) -> UnaryHandler:
@@ -42,10 +42,10 @@ def unary(handler: UnaryHandler) -> UnaryHandler:
         record.end("OK")
         return response
 
-    return call
+    return cast(UnaryHandler, call)
 
 
-def streaming(handler: StreamHandler) -> Callable[[Any, Any, Context], AsyncIterator[Any]]:
+def streaming(handler: StreamHandler) -> StreamHandler:
     """Wrap a handler that answers with a stream of messages."""
 
     @functools.wraps(handler)
@@ -67,7 +67,7 @@ def streaming(handler: StreamHandler) -> Callable[[Any, Any, Context], AsyncIter
             await messages.aclose()
         record.end("OK")
 
-    return call
+    return cast(StreamHandler, call)
 
 
 class CallRecord:

@@ -12,7 +12,7 @@ import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -116,7 +116,7 @@ class Server:
         self._inference = InferenceService(self._backend, authenticator)
         self._sessions = SessionService(self._backend, authenticator)
         self._models = ModelService(self._backend, max_request_bytes=MAX_REQUEST_BYTES)
-        self._health = health.aio.HealthServicer()
+        self._health = cast(Any, health).aio.HealthServicer()
         self._authenticator = authenticator
         self._grpc: grpc.aio.Server | None = None
         self._sweeper: asyncio.Task[None] | None = None

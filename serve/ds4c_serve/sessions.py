@@ -9,8 +9,8 @@ import binascii
 import time
 from collections.abc import Sequence
 
-from ds4c_runtime.engine import SessionInfo
 from ds4c_runtime.errors import InvalidRequestError, RuntimeFailure, SessionBusyError, UnknownSessionError
+from ds4c_runtime.requests import SessionInfo
 from ds4c_serve import checks, convert
 from ds4c_serve.auth import Authenticator
 from ds4c_serve.backend import Backend, result_of
@@ -58,7 +58,7 @@ class SessionService(engine_pb2_grpc.SessionServiceServicer):
         """Read a session."""
         owner = self._authenticator.owner(context)
         session_id = checks.session_id(request.session_id)
-        info = await result_of(self._backend.engine.submit_get_session(session_id, owner))
+        info = self._backend.engine.get_session(session_id, owner)
         return pb.GetSessionResponse(session=convert.session(info))
 
     @unary
@@ -68,7 +68,7 @@ class SessionService(engine_pb2_grpc.SessionServiceServicer):
         """List a page of the caller's sessions."""
         owner = self._authenticator.owner(context)
         size, after = page_size(request.page_size), read_page_token(request.page_token)
-        infos = await result_of(self._backend.engine.submit_list_sessions(owner))
+        infos = self._backend.engine.list_sessions(owner)
         return page(infos, after, size)
 
     @unary
@@ -76,7 +76,9 @@ class SessionService(engine_pb2_grpc.SessionServiceServicer):
         """Make a new session from a position of another."""
         owner = self._authenticator.owner(context)
         wanted = checks.fork(request)
-        future = self._backend.engine.submit_fork(wanted.session_id, owner, wanted.at, wanted.new_id)
+        future = self._backend.engine.submit_fork(
+            wanted.session_id, owner, at=wanted.at, new_id=wanted.new_id
+        )
         info, report = await result_of(future)
         return pb.ForkSessionResponse(session=convert.session(info), rewind=convert.rewind(report))
 
@@ -92,6 +94,7 @@ class SessionService(engine_pb2_grpc.SessionServiceServicer):
             drop=wanted.drop,
             expected_position=wanted.expected_position,
             max_replay_tokens=wanted.max_replay_tokens,
+            defer=wanted.defer,
         )
         info, report = await result_of(future)
         return pb.RewindResponse(session=convert.session(info), rewind=convert.rewind(report))
@@ -101,10 +104,10 @@ class SessionService(engine_pb2_grpc.SessionServiceServicer):
         """Price a rewind without doing it."""
         owner = self._authenticator.owner(context)
         wanted = checks.plan(request)
-        future = self._backend.engine.submit_plan_rewind(
-            wanted.session_id, owner, to=wanted.to, drop=wanted.drop
-        )
-        return convert.plan(await result_of(future))
+        engine = self._backend.engine
+        to = wanted.target(engine.get_session(wanted.session_id, owner).position)
+        found = await result_of(engine.submit_plan_rewind(wanted.session_id, owner, to=to))
+        return convert.plan(found, to)
 
     @unary
     async def ListSnapshots(
@@ -143,7 +146,7 @@ class SessionService(engine_pb2_grpc.SessionServiceServicer):
         closed = 0
         for (owner, session_id), idle_seconds in list(self._idle_seconds.items()):
             try:
-                info = await result_of(self._backend.engine.submit_get_session(session_id, owner))
+                info = self._backend.engine.get_session(session_id, owner)
                 if now - info.last_used_time <= idle_seconds:
                     continue
                 await result_of(self._backend.engine.submit_close_session(session_id, owner))

@@ -10,7 +10,8 @@ from collections import deque
 from collections.abc import AsyncIterator
 from concurrent.futures import Future
 
-from ds4c_runtime.engine import Event, Finished, Generation, TokenDelta
+from ds4c_runtime.generation import Generation
+from ds4c_runtime.requests import Event, Finished, TokenDelta
 
 MESSAGE_SECONDS = 0.010
 """Least time between two messages with tokens: 10 ms, so that a fast model does not flood the transport."""

@@ -420,7 +420,7 @@ class DetokenizeResponse(_message.Message):
     def __init__(self, text: _Optional[str] = ...) -> None: ...
 
 class Session(_message.Message):
-    __slots__ = ("session_id", "position", "capacity", "prefix_digest", "parent_session_id", "forked_at", "state_bytes", "resident", "state_valid", "create_time", "last_used_time", "high_water", "floor", "horizon", "epoch")
+    __slots__ = ("session_id", "position", "capacity", "prefix_digest", "parent_session_id", "forked_at", "state_bytes", "resident", "state_valid", "create_time", "last_used_time", "high_water", "floor", "horizon", "epoch", "is_busy")
     SESSION_ID_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     CAPACITY_FIELD_NUMBER: _ClassVar[int]
@@ -436,6 +436,7 @@ class Session(_message.Message):
     FLOOR_FIELD_NUMBER: _ClassVar[int]
     HORIZON_FIELD_NUMBER: _ClassVar[int]
     EPOCH_FIELD_NUMBER: _ClassVar[int]
+    IS_BUSY_FIELD_NUMBER: _ClassVar[int]
     session_id: str
     position: int
     capacity: int
@@ -451,7 +452,8 @@ class Session(_message.Message):
     floor: int
     horizon: int
     epoch: int
-    def __init__(self, session_id: _Optional[str] = ..., position: _Optional[int] = ..., capacity: _Optional[int] = ..., prefix_digest: _Optional[str] = ..., parent_session_id: _Optional[str] = ..., forked_at: _Optional[int] = ..., state_bytes: _Optional[int] = ..., resident: _Optional[bool] = ..., state_valid: _Optional[bool] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., last_used_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., high_water: _Optional[int] = ..., floor: _Optional[int] = ..., horizon: _Optional[int] = ..., epoch: _Optional[int] = ...) -> None: ...
+    is_busy: bool
+    def __init__(self, session_id: _Optional[str] = ..., position: _Optional[int] = ..., capacity: _Optional[int] = ..., prefix_digest: _Optional[str] = ..., parent_session_id: _Optional[str] = ..., forked_at: _Optional[int] = ..., state_bytes: _Optional[int] = ..., resident: _Optional[bool] = ..., state_valid: _Optional[bool] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., last_used_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., high_water: _Optional[int] = ..., floor: _Optional[int] = ..., horizon: _Optional[int] = ..., epoch: _Optional[int] = ..., is_busy: _Optional[bool] = ...) -> None: ...
 
 class OpenSessionRequest(_message.Message):
     __slots__ = ("session_id", "capacity", "idle_ttl", "persistent")

@@ -1,0 +1,110 @@
+"""Tokens: reading the file, comparing, owners, and refusal by a handler of the same kind."""
+
+from pathlib import Path
+
+import grpc
+import pytest
+
+from ds4c_runtime.errors import InvalidRequestError
+from ds4c_serve.auth import Authenticator, read_tokens, refusing_handler
+from ds4c_serve.errors import UnauthenticatedError
+
+FIRST, SECOND = "first-token-0001", "second-token-0002"
+
+
+def test_owners_differ_by_token_and_never_hold_it() -> None:
+    authenticator = Authenticator([FIRST, SECOND])
+
+    owners = {authenticator.check(f"Bearer {token}") for token in (FIRST, SECOND)}
+
+    assert len(owners) == 2
+    assert not any(FIRST in owner or SECOND in owner for owner in owners)
+    assert authenticator.check(f"bearer {FIRST}") in owners
+
+
+@pytest.mark.parametrize(
+    "header", ["", "Bearer", "Bearer wrong", FIRST, f"Basic {FIRST}", f"Bearer {FIRST}x"]
+)
+def test_anything_but_a_known_bearer_token_is_refused(header: str) -> None:
+    with pytest.raises(UnauthenticatedError) as caught:
+        Authenticator([FIRST]).check(header)
+
+    assert FIRST not in str(caught.value)
+
+
+def test_without_tokens_everybody_is_the_same_owner() -> None:
+    class Context:
+        def invocation_metadata(self):
+            return ()
+
+        def auth_context(self):
+            return {}
+
+    assert not Authenticator().needs_token
+    assert Authenticator().owner(Context()) == ""
+
+
+def test_the_name_in_a_client_certificate_is_an_owner() -> None:
+    class Context:
+        def invocation_metadata(self):
+            return ()
+
+        def auth_context(self):
+            return {"x509_common_name": [b"alice"]}
+
+    assert Authenticator().owner(Context()) == "x509:alice"
+
+
+def test_token_file_has_one_token_a_line(tmp_path: Path) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(f"# for the gateway\n{FIRST}\n\n  {SECOND}  \n")
+    path.chmod(0o600)
+
+    assert read_tokens(path) == [FIRST, SECOND]
+
+
+@pytest.mark.parametrize(
+    ("text", "mode", "named"), [("", 0o600, "got none"), ("# x\n", 0o600, "got none"), (FIRST, 0o644, "644")]
+)
+def test_token_file_that_is_empty_or_open_to_others_is_refused(
+    tmp_path: Path, text: str, mode: int, named: str
+) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(text)
+    path.chmod(mode)
+
+    with pytest.raises(InvalidRequestError, match=named):
+        read_tokens(path)
+
+
+def test_absent_token_file_is_named(tmp_path: Path) -> None:
+    with pytest.raises(InvalidRequestError, match="absent"):
+        read_tokens(tmp_path / "absent")
+
+
+@pytest.mark.parametrize("token", ["short", "with a space in it", "ümläut-token-0001"])
+def test_weak_or_unprintable_tokens_are_refused(token: str) -> None:
+    with pytest.raises(InvalidRequestError) as caught:
+        Authenticator([FIRST, token])
+
+    assert "token 2" in str(caught.value)
+    assert token not in str(caught.value)
+
+
+@pytest.mark.parametrize("request_streaming", [False, True])
+@pytest.mark.parametrize("response_streaming", [False, True])
+def test_refusal_keeps_the_kind_of_the_handler(request_streaming: bool, response_streaming: bool) -> None:
+    make = {
+        (False, False): grpc.unary_unary_rpc_method_handler,
+        (False, True): grpc.unary_stream_rpc_method_handler,
+        (True, False): grpc.stream_unary_rpc_method_handler,
+        (True, True): grpc.stream_stream_rpc_method_handler,
+    }[(request_streaming, response_streaming)]
+    original = make(lambda request, context: None, bytes, bytes)
+
+    refused = refusing_handler(original, UnauthenticatedError("no"))
+
+    assert refused.request_streaming == request_streaming
+    assert refused.response_streaming == response_streaming
+    kinds = [refused.unary_unary, refused.unary_stream, refused.stream_unary, refused.stream_stream]
+    assert [kind is not None for kind in kinds].count(True) == 1
