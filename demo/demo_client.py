@@ -1,7 +1,7 @@
 """A small gRPC client: the calls of ds4c.v1 that the demo makes, timed as the client sees them."""
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
@@ -25,6 +25,9 @@ class Reply:
 
     all_tokens_ms: float = 0.0
     """From the call to the last token."""
+
+    replayed_tokens: int = 0
+    """Tokens of the session that had to be run again before the prompt."""
 
     end_position: int = 0
     digest: str = ""
@@ -63,7 +66,7 @@ class Client:
         self._sessions = rpc.SessionServiceStub(channel)
 
     @contextmanager
-    def session(self) -> Iterator[str]:
+    def session(self) -> Generator[str]:
         """A new session, closed at the end of the block."""
         opened = self._sessions.OpenSession(pb.OpenSessionRequest(), timeout=DEADLINE_SECONDS)
         try:
@@ -100,7 +103,9 @@ class Client:
         for response in self._inference.Generate(request, timeout=DEADLINE_SECONDS):
             elapsed_ms = (time.perf_counter() - start) * 1e3
             event = response.WhichOneof("event")
-            if event == "delta":
+            if event == "started":
+                reply.replayed_tokens = response.started.start_position - response.started.cached_input_tokens
+            elif event == "delta":
                 delta = response.delta
                 reply.first_token_ms = reply.first_token_ms or elapsed_ms
                 reply.all_tokens_ms = elapsed_ms

@@ -1,7 +1,8 @@
 """The part of the demo that rewinds: each row is compared with a session that never went the other way."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
+from statistics import median
 
 from demo_client import Client, Moved, Reply
 
@@ -11,14 +12,18 @@ GENERATED = 16
 CONTINUED = 24
 """Tokens compared after each rewind."""
 
+REPEATS = 5
+"""Each row is done so often, in sessions of its own; times are medians."""
+
 
 @dataclass(frozen=True)
 class Row:
-    """One line of the table."""
+    """One way back: what it did, what it cost, and whether the session went on like a fresh one."""
 
     what: str
     moved: Moved
     from_position: int
+    replayed_tokens: int
     next_token_ms: float
     decode_ms: float
     same: bool
@@ -29,7 +34,7 @@ class Row:
             self.what,
             f"{self.from_position} -> {self.moved.position}",
             self.moved.kind,
-            str(self.moved.replayed_tokens),
+            str(self.replayed_tokens),
             f"{self.moved.return_ms:.2f}",
             f"{self.next_token_ms:.2f}",
             f"{self.decode_ms:.2f}",
@@ -37,21 +42,25 @@ class Row:
         ]
 
 
-COLUMNS = (
-    "rewind",
-    "position",
-    "kind",
-    "replayed tokens",
-    "ms to return",
-    "ms to next token",
-    "ms of a decode step",
-    "same as fresh",
-)
-CAPTION = """\
-ms to return: the call itself. ms to next token: the Generate call after it, up to its first token.
-Both are seen from the client, gRPC included. same as fresh: the next tokens, their log-probabilities and
-the digest of the history equal those of a new session that was only ever fed the surviving tokens.\
+COLUMNS = ("rewind", "position", "kind", "replayed", "ms to return", "ms to next", "ms a step", "as fresh")
+CAPTION = f"""\
+replayed: tokens run again, by the call or for the next token. ms to return: the call itself. ms to next: the
+Generate call after it, up to its first token. ms a step: one decode step. Medians of {REPEATS}, seen from the
+client, gRPC included. as fresh: the next {CONTINUED} tokens, their log-probabilities and the digest of the
+history equal those of a new session that was only ever fed the surviving tokens.\
 """
+
+
+def summary(rows: Sequence[Row]) -> Row:
+    """One row from its repetitions: medians of the times; all must be as fresh."""
+    first = rows[0]
+    return replace(
+        first,
+        moved=replace(first.moved, return_ms=median(row.moved.return_ms for row in rows)),
+        next_token_ms=median(row.next_token_ms for row in rows),
+        decode_ms=median(row.decode_ms for row in rows),
+        same=all(row.same for row in rows),
+    )
 
 
 def fresh_continuation(client: Client, survivors: Sequence[int], prompt: Sequence[int]) -> Reply:
@@ -81,7 +90,15 @@ class RewindTour:
             prompt = [] if survivors else self._first_prompt  # nothing to go on from at position 0
             went_on = self._client.generate(session, prompt, max_tokens=CONTINUED, ignore_eos=True)
         fresh = fresh_continuation(self._client, survivors, prompt)
-        return Row(what, moved, len(tokens), went_on.first_token_ms, decode_ms, went_on.same_as(fresh))
+        same = went_on.same_as(fresh)
+        return self._row_of(what, moved, tokens, went_on, decode_ms, same)
+
+    @staticmethod
+    def _row_of(
+        what: str, moved: Moved, tokens: Sequence[int], went_on: Reply, decode_ms: float, same: bool
+    ) -> Row:
+        replayed = moved.replayed_tokens + went_on.replayed_tokens
+        return Row(what, moved, len(tokens), replayed, went_on.first_token_ms, decode_ms, same)
 
     def _fork_row(self) -> Row:
         """Fork, let the child go on, then the parent: the child must not have touched it."""
@@ -95,14 +112,15 @@ class RewindTour:
             after = self._client.generate(parent, [], max_tokens=CONTINUED, ignore_eos=True)
         fresh = fresh_continuation(self._client, tokens, [])
         same = child.same_as(fresh) and after.same_as(fresh)
-        return Row("fork", moved, len(tokens), child.first_token_ms, decode_ms, same)
+        return self._row_of("fork", moved, tokens, child, decode_ms, same)
 
     def rows(self) -> list[Row]:
-        """All rows, from the shortest way back to the longest."""
-        return [
-            self._row("by 1", lambda position: position - 1),
-            self._row("by 5", lambda position: position - 5),
-            self._row("to the middle", lambda position: position // 2),
-            self._row("to 0", lambda _: 0),
-            self._fork_row(),
+        """All rows, from the shortest way back to the longest, then the fork."""
+        ways: list[tuple[str, Callable[[int], int]]] = [
+            ("by 1", lambda position: position - 1),
+            ("by 5", lambda position: position - 5),
+            ("to the middle", lambda position: position // 2),
+            ("to 0", lambda _: 0),
         ]
+        rows = [summary([self._row(what, target) for _ in range(REPEATS)]) for what, target in ways]
+        return [*rows, summary([self._fork_row() for _ in range(REPEATS)])]

@@ -7,7 +7,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -105,7 +105,7 @@ def last_line(log_path: Path) -> str:
 
 
 @contextmanager
-def serving(view: View) -> Iterator[str]:
+def serving(view: View) -> Generator[str]:
     """Serve the artifact as long as the block runs; gives the address. It never outlives the block.
 
     Raises:

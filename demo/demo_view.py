@@ -15,6 +15,7 @@ class View:
     """Writes to standard output."""
 
     def __init__(self) -> None:
+        self._fresh_line = True
         self._console = Console(highlight=False)
         if not self._console.is_terminal:
             self._console = Console(highlight=False, no_color=True, width=PLAIN_WIDTH)
@@ -29,12 +30,16 @@ class View:
 
     def speaker(self, name: str, text: str = "") -> None:
         """Begin a line of the conversation; streamed text may follow it."""
+        self._fresh_line = True
         self._console.print(f"{name:>10}: ", style="cyan", end="", markup=False)
         if text:
             self._console.print(text, markup=False)
 
     def stream(self, text: str) -> None:
         """Text as it arrives, without a line end. Lines of a tool call are set in under each other."""
+        if self._fresh_line:
+            text = text.lstrip("\n")  # a tool call begins with empty lines
+        self._fresh_line = self._fresh_line and not text
         indented = text.replace("\n", "\n" + " " * 12)
         self._console.print(indented, end="", markup=False, soft_wrap=True)
 

@@ -6,6 +6,7 @@ Exits with 0 only if every rewound session went on exactly like a session that n
 import signal
 import sys
 import time
+from types import FrameType
 
 import grpc
 
@@ -18,10 +19,11 @@ from ds4c_runtime.tokenizer import Tokenizer
 
 QUESTIONS = (
     "What is a fork?",
+    "Tell me about the compressor.",
     "Explain speculative decoding.",
     "Add up 12, 30, 7.",
-    "Tell me about the compressor.",
-    "Thank you.",
+    "Who are you?",
+    "Goodbye.",
 )
 """Asked after the two that are shown, so that the session is long enough for its window to have moved on."""
 
@@ -74,9 +76,14 @@ def run(view: View) -> int:
     return 0
 
 
+def end_on_signal(signal_number: int, frame: FrameType | None) -> None:
+    """Unwind the stack, which stops the server."""
+    sys.exit(128 + signal_number)
+
+
 def main() -> int:
     """Run; every expected failure is one line."""
-    signal.signal(signal.SIGTERM, lambda *_: sys.exit(143))  # unwinds the stack, which stops the server
+    signal.signal(signal.SIGTERM, end_on_signal)
     try:
         return run(View())
     except DemoError as error:
