@@ -86,6 +86,7 @@ def serve(
     from ds4c_runtime.engine import Engine
     from ds4c_serve import log
     from ds4c_serve.listen import ListenError
+    from ds4c_serve.server import OnFailure
     from ds4c_serve.server import serve as serve_until_signal
 
     config = make_config(
@@ -94,9 +95,14 @@ def serve(
     budget = parse_bytes(memory_budget, "--memory-budget") if memory_budget is not None else None
     log.configure(log_format)
 
-    def load_engine() -> Engine:
+    def load_engine(on_failure: OnFailure) -> Engine:
         return Engine.load(
-            artifact, max_sessions=max_sessions, memory_budget=budget, threads=threads, max_queue=max_queue
+            artifact,
+            max_sessions=max_sessions,
+            memory_budget=budget,
+            threads=threads,
+            max_queue=max_queue,
+            on_failure=on_failure,
         )
 
     def on_ready(targets: Sequence[str], engine: Engine) -> None:

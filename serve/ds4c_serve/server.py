@@ -19,7 +19,7 @@ from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
 from ds4c_runtime.engine import Engine
-from ds4c_runtime.errors import InvalidRequestError
+from ds4c_runtime.errors import InvalidRequestError, RuntimeFailure
 from ds4c_serve.auth import Authenticator, AuthInterceptor
 from ds4c_serve.backend import Backend
 from ds4c_serve.inference import InferenceService
@@ -35,6 +35,9 @@ _CANCEL_SECONDS = 5.0
 _STOP_SECONDS = 1.0
 _SERVING = health_pb2.HealthCheckResponse.SERVING
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
+
+
+OnFailure = Callable[[RuntimeFailure], None]
 
 
 @dataclass(frozen=True)
@@ -185,10 +188,16 @@ class Server:
 
 async def serve(
     config: ServerConfig,
-    load_engine: Callable[[], Engine],
+    load_engine: Callable[[OnFailure], Engine],
     on_ready: Callable[[Sequence[str], Engine], Any],
 ) -> int:
     """Serve until a signal, then drain. The whole life of `ds4c serve`.
+
+    Args:
+        config: What to serve how.
+        load_engine: Called off the event loop; hands the function it gets to the engine, which calls it when
+            weights that are checked in the background turn out damaged.
+        on_ready: Called with the targets and the engine once calls are answered.
 
     Returns:
         0 after a drain. On a second signal the process exits with 143 (SIGTERM) or 130 (SIGINT).
@@ -196,38 +205,47 @@ async def serve(
     Raises:
         InvalidRequestError: the configuration is refused.
         ListenError: an address cannot be bound.
-        RuntimeFailure: the engine cannot be loaded.
+        RuntimeFailure: the engine cannot be loaded, or its weights turned out damaged.
     """
     server = Server(config)
-    stopping = asyncio.Event()
+    loop = asyncio.get_running_loop()
+    stopping: asyncio.Future[signal.Signals] = loop.create_future()
     targets = await server.start()
     _install_signals(stopping, targets)
-    loading = asyncio.create_task(server.load(load_engine))
-    waiting = asyncio.create_task(stopping.wait())
-    await asyncio.wait({loading, waiting}, return_when=asyncio.FIRST_COMPLETED)
-    if not loading.done():
-        # A load cannot be interrupted and holds nothing that must be saved.
-        _exit_now(signal.SIGTERM, targets)
+
+    def on_failure(failure: RuntimeFailure) -> None:
+        loop.call_soon_threadsafe(_fail, stopping, failure)
+
+    loading = asyncio.create_task(server.load(lambda: load_engine(on_failure)))
     try:
+        await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
+        if not loading.done():
+            # A load cannot be interrupted and holds nothing that must be saved.
+            _exit_now(stopping.result(), targets)
         engine = loading.result()
         on_ready(targets, engine)
-        await waiting
-        log_event("draining", seconds=config.drain_seconds)
+        number = await stopping
+        log_event("draining", signal=number.name, seconds=config.drain_seconds)
         await server.drain(engine)
     finally:
-        waiting.cancel()
         await server.stop(0)
         _remove_sockets(targets)
     return 0
 
 
-def _install_signals(stopping: asyncio.Event, targets: Sequence[str]) -> None:
+def _fail(stopping: "asyncio.Future[signal.Signals]", failure: RuntimeFailure) -> None:
+    """End the service with a failure, unless it is ending already."""
+    if not stopping.done():
+        stopping.set_exception(failure)
+
+
+def _install_signals(stopping: "asyncio.Future[signal.Signals]", targets: Sequence[str]) -> None:
     """First SIGTERM or SIGINT: drain. Second: exit at once."""
 
     def on_signal(number: signal.Signals) -> None:
-        if stopping.is_set():
+        if stopping.done():
             _exit_now(number, targets)
-        stopping.set()
+        stopping.set_result(number)
 
     loop = asyncio.get_running_loop()
     for number in (signal.SIGTERM, signal.SIGINT):

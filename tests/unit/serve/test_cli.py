@@ -2,6 +2,7 @@
 
 import json
 import logging
+import os
 import socket
 import subprocess
 import sys
@@ -9,9 +10,11 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from fake_executable import fake_engine
 
 from ds4c import errors
 from ds4c.cli import common, main
+from ds4c.cli.serve import announce
 from ds4c_runtime import errors as runtime
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -203,6 +206,27 @@ def test_serve_refuses_wrong_usage_before_it_loads(
     printed = capsys.readouterr()
     assert named in printed.err
     assert printed.err.count("\n") == 1
+
+
+def test_ready_is_one_line_and_goes_to_the_descriptor_too(capsys: pytest.CaptureFixture[str]) -> None:
+    reading, writing = os.pipe()
+    engine = fake_engine(max_sessions=3)
+    announce(["127.0.0.1:7", "unix:/x"], engine, writing)
+    engine.shutdown(0)
+
+    with os.fdopen(reading) as pipe:
+        assert pipe.read() == "127.0.0.1:7 unix:/x\n"
+    printed = capsys.readouterr()
+    assert printed.out == f"ready: fake ({engine.manifest.artifact_id[:12]}) on 127.0.0.1:7 unix:/x\n"
+    assert "3 sessions" in printed.err
+
+
+def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupt() -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("ds4c.cli.doctor.collect", interrupt)
+    assert main.main(["doctor"]) == 130
 
 
 def test_sigterm_ends_a_command_with_143() -> None:
