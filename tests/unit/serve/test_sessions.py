@@ -5,7 +5,7 @@ import time
 
 import pytest
 from google.protobuf.duration_pb2 import Duration
-from unit.serve.grpc_harness import collect, failure, run, serving, token_ids
+from unit.serve.grpc_harness import collect, failure, run, serving, token_ids, until
 
 from ds4c_runtime.errors import InvalidRequestError
 from ds4c_serve.sessions import page_size, read_page_token, write_page_token
@@ -346,16 +346,18 @@ def test_idle_sessions_are_closed_and_used_ones_are_not() -> None:
     run(scenario())
 
 
-def test_the_sweep_runs_by_itself_and_spares_a_busy_session() -> None:
+def test_the_sweep_runs_by_itself_and_spares_a_busy_session(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("ds4c_serve.server.SWEEP_SECONDS", 0.05)
+
     async def scenario() -> None:
         async with serving(context=4096, step_delay_seconds=0.01) as s:
             await s.open("busy", idle_ttl=Duration(nanos=1_000_000))
             call = s.generate("busy", (1,), max_tokens=4000)
             await call.read()
-            await asyncio.sleep(1.5)
+            await asyncio.sleep(0.4)
             assert (await s.get("busy")).is_busy
             call.cancel()
-            await asyncio.sleep(1.7)
+            await until(lambda: s.engine.load_info().resident_sessions == 0)
             assert (await failure(s.get("busy"))).reason == "SESSION_NOT_FOUND"
 
     run(scenario())
