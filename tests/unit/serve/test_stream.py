@@ -1,4 +1,4 @@
-"""The bridge from the engine's thread to the event loop: order, gathering, acknowledgement, failure, the end."""
+"""The bridge from the engine's thread to the event loop: order, gathering, acknowledgement, failure, end."""
 
 import asyncio
 import threading
