@@ -16,20 +16,27 @@ class Variant:
 
     Attributes:
         name: `generic` or `avx512`.
-        wide_rows: rows of a tile when there are many rows.
-        wide_panels: panels of that tile.
-        few_rows: tile sizes, largest first, for the rest of the rows (4 panels each).
+        tiles: rows and panels of a tile of a matrix product. The first is used for all rows that fill
+            it; then at most one tile of each smaller number of rows follows, so a number of rows is at
+            most twice the next one, and the last is 1.
     """
 
     name: str
-    wide_rows: int
-    wide_panels: int
-    few_rows: tuple[int, ...]
+    tiles: tuple[tuple[int, int], ...]
+
+    @property
+    def wide(self) -> tuple[int, int]:
+        """Rows and panels of the repeated tile."""
+        return self.tiles[0]
+
+    def panels(self, rows: int) -> int:
+        """Panels of the tile with that many rows."""
+        return dict(self.tiles)[rows]
 
 
 VARIANTS = {
-    "avx512": Variant("avx512", 8, 2, (6, 4, 2, 1)),
-    "generic": Variant("generic", 4, 1, (2, 1)),
+    "avx512": Variant("avx512", ((8, 2), (6, 4), (4, 4), (2, 4), (1, 4))),
+    "generic": Variant("generic", ((4, 1), (2, 2), (1, 4))),
 }
 
 

@@ -35,14 +35,17 @@ class Panel:
         """Channels of one line: 2 for bfloat16, else 1."""
         return 2 if self.buf.dtype == "int32" else 1
 
-    def weights(self, line: Expr) -> list[Expr]:
-        """float32 lanes of the channels of a line."""
-        raw = self.buf.load(self.base + line * LANES)
+    def line(self, at: Expr) -> Expr:
+        """Lanes of a line: float32, or pairs of bfloat16."""
+        return self.buf.load(self.base + at * LANES)
+
+    def channel(self, raw: Expr, half: int) -> Expr:
+        """float32 lanes of one channel of a line."""
         if self.pair == 1:
-            return [raw]
-        low = op.shift_left(raw, splat(tirx.IntImm("int32", 16)))
-        high = op.bitwise_and(raw, splat(tirx.IntImm("int32", -65536)))
-        return [bits(low, "float32"), bits(high, "float32")]
+            return raw
+        if half == 0:
+            return bits(op.shift_left(raw, splat(tirx.IntImm("int32", 16))), "float32")
+        return bits(op.bitwise_and(raw, splat(tirx.IntImm("int32", -65536))), "float32")
 
 
 def panel_size(buf: Buf, width: int) -> int:
@@ -83,14 +86,17 @@ def dot_tile(
     lines = width // pair
 
     def line(at: Expr, halves: int) -> None:
-        for panel, acc in zip(panels, accs, strict=True):
+        raws: list[Expr] = []
+        for panel in panels:
             if prefetch:
                 panel.buf.prefetch(panel.base + (at + _AHEAD_LINES) * LANES)
-            weights = [b.let(w) for w in panel.weights(at)[:halves]]
-            for half, w in enumerate(weights):
+            raws.append(b.let(panel.line(at)))
+        for half in range(halves):
+            for panel, acc, raw in zip(panels, accs, raws, strict=True):
+                weights = b.let(panel.channel(raw, half))
                 with b.unroll(rows) as r:
                     value = x[starts[r] + (at * pair + (panel.x_offset + half))]
-                    acc.store(r * LANES, fma(value, w, acc.load(r * LANES)))
+                    acc.store(r * LANES, fma(value, weights, acc.load(r * LANES)))
 
     if lines // _UNROLL:
         with b.loop(lines // _UNROLL) as k, b.unroll(_UNROLL) as u:

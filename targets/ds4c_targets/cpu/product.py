@@ -89,15 +89,12 @@ def _tile(b: Kernel, product: Product, rows: int, row: Expr, first: Expr, panels
 
 
 def _all_rows(b: Kernel, variant: Variant, product: Product, count: Expr, first: Expr, size: int) -> None:
-    wide = max(1, variant.wide_panels // len(product.matrices))
-
     def body(rows: int, row: Expr) -> None:
-        many = rows == variant.wide_rows
-        step = wide if many else size
+        step = max(1, variant.panels(rows) // len(product.matrices))
         for at in range(0, size, step):
-            _tile(b, product, rows, row, first, range(at, min(size, at + step)), not many)
+            _tile(b, product, rows, row, first, range(at, min(size, at + step)), rows != variant.wide[0])
 
-    row_tiles(b, count, (variant.wide_rows, *variant.few_rows), body)
+    row_tiles(b, count, [rows for rows, _ in variant.tiles], body)
 
 
 def product_task(b: Kernel, variant: Variant, product: Product, count: Expr, task: Expr) -> None:

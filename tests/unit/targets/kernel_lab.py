@@ -5,6 +5,7 @@ from __future__ import annotations
 import ctypes
 import importlib.util
 import os
+import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -14,7 +15,9 @@ import numpy as np
 
 from ds4c.ir.block import Block
 from ds4c.ir.kernel import ROWS_OFFSET, Arg, BlockLayout, Call, EntryPoint, KernelSpec, Operand, Program
+from ds4c.lower.program_json import program_to_json
 from ds4c_targets.cpu import TARGET
+from ds4c_targets.cpu.target import description, host_features
 
 os.environ.setdefault("TVM_NUM_THREADS", "2")
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -97,7 +100,7 @@ def bf16(array: np.ndarray) -> np.ndarray:
     return array.astype(BF16)
 
 
-def _runtime() -> None:
+def load_runtime() -> None:
     package = importlib.util.find_spec("tvm")
     assert package is not None
     assert package.origin is not None
@@ -127,11 +130,41 @@ class Lab:
         if variant not in self.modules:
             import tvm_ffi
 
-            _runtime()
-            path = self.folder / f"{variant}.so"
-            TARGET.build_library(self.program(), variant, str(path))
-            self.modules[variant] = tvm_ffi.load_module(str(path))
+            from ds4c.lower.compile import run
+
+            load_runtime()
+            folder = self.folder / variant  # in this process: one import of tvm for all labs
+            folder.mkdir()
+            request = {
+                "program": program_to_json(self.program()),
+                "emitter": "ds4c_targets.cpu.emit",
+                "variant": variant,
+                "llvm": description()["variants"][variant]["llvm"],
+                "output": str(folder / "library.so"),
+            }
+            run(request)
+            self.modules[variant] = tvm_ffi.load_module(request["output"])
         return self.modules[variant]
+
+    def check_code(self) -> None:
+        """No sum of a product is left to contraction, no libm, no fast-math flag, no heap."""
+        import tvm
+
+        from ds4c_targets.cpu.emit import emit_kernel
+
+        for name, made in self.specs.items():
+            module = tvm.IRModule({tvm.ir.GlobalVar("kernel"): emit_kernel(made, "avx512")})
+            target = tvm.target.Target(description()["variants"]["avx512"]["llvm"])
+            text = tvm.compile(module, target).mod.inspect_source("ll")
+            for body in text.split("\ndefine ")[1:]:
+                products = set(re.findall(r"(%[\w.]+) = fmul", body))
+                sums = " ".join(re.findall(r"= f(?:add|sub) ([^\n]*)", body))
+                assert not products & set(re.findall(r"%[\w.]+", sums)), f"{name}: sum of a product"
+            flags = re.findall(r"= f(?:add|mul|sub|div) (?:fast|contract|reassoc|nnan|ninf|nsz|arcp)", text)
+            assert not flags, f"{name}: fast-math flags {set(flags)}"
+            called = set(re.findall(r"call [^@\n]*@([\w.]+)", text))
+            foreign = {c for c in called if not c.startswith(("llvm.", "__tvm_parallel_lambda", made.symbol))}
+            assert not foreign, f"{name}: calls {foreign}"
 
     def call(self, name: str, variant: str = "generic", **arrays: np.ndarray) -> None:
         """Run a kernel; every operand but the scratch is given by name, weights unpacked."""
@@ -157,13 +190,11 @@ def set_threads(count: int) -> None:
     """Worker threads of TVM's pool, at most two."""
     import tvm_ffi
 
-    _runtime()
+    load_runtime()
     tvm_ffi.get_global_func("runtime.config_threadpool")(1, count)
 
 
 def has_avx512() -> bool:
-    from ds4c_targets.cpu.target import host_features
-
     return host_features().issuperset(TARGET.variant_features("avx512"))
 
 

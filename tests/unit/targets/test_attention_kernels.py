@@ -280,3 +280,7 @@ def test_index_ties_go_to_the_lower_row(lab: Lab) -> None:
     lines[0].weights[142] = -1
     lines[0].q[142] = 1
     assert Step(lines, (0, 142, 1)).select(lab, "index-few", "generic").tolist() == [[0, 1, 2, 3, 4, 5]]
+
+
+def test_code_is_exact_and_needs_no_library(lab: Lab) -> None:
+    lab.check_code()

@@ -150,3 +150,7 @@ def test_moe_experts(lab: Lab, name: str) -> None:
     set_threads(1)
     assert np.array_equal(_moe(lab, name, "generic", slice(0, T), given), whole)
     set_threads(2)
+
+
+def test_code_is_exact_and_needs_no_library(lab: Lab) -> None:
+    lab.check_code()

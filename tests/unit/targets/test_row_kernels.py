@@ -275,3 +275,7 @@ def test_hyper_connections(lab: Lab, n: int) -> None:
     check(lab, f"hc_post{n}", [ref.hc_post(*_f64(x, y, post32, mix32))], x=x, y=y, post=post32, mix=mix32)
     given = {"fn": fn[:n], "base": base[:n], "scale": scale[:1]}
     check(lab, f"hc_collapse{n}", [ref.hc_collapse(*_f64(x, *given.values()), EPS, EPS)], 4e-6, x=x, **given)
+
+
+def test_code_is_exact_and_needs_no_library(lab: Lab) -> None:
+    lab.check_code()

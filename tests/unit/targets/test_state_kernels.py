@@ -203,3 +203,7 @@ def _pool_chunks(lab: Lab, kv: np.ndarray, score: np.ndarray, chunks: list[int])
             ref.write(slot, own, block)
         start += size
     return np.concatenate(found)
+
+
+def test_code_is_exact_and_needs_no_library(lab: Lab) -> None:
+    lab.check_code()

@@ -136,7 +136,7 @@ class _Query:
 
     def _score(self, rows: Rows, top: Buf) -> None:
         """`scale * (q . k)` of each row; a short last tile repeats the last row and writes past the end."""
-        b, tile = self.b, self.args.variant.wide_rows
+        b, tile = self.b, self.args.variant.wide[0]
         scale = self.args.number("scale")
         panel = Panel(self.scratch, self.panel_at)
         with b.loop(b.let(ceil_div(rows.count, tile))) as i:
@@ -169,10 +169,10 @@ class _Query:
 
     def _output(self, runs: list[Rows], inverse: Buf, start: Expr) -> None:
         """Weighted rows: lane = channel, a few heads and vectors at a time."""
-        b, plan, variant = self.b, self.plan, self.args.variant
-        heads = min(variant.wide_rows, plan.heads, LANES)
+        b, plan, (wide_heads, wide_vectors) = self.b, self.plan, self.args.variant.wide
+        heads = min(wide_heads, plan.heads, LANES)
         vectors = plan.width // LANES
-        step = min(variant.wide_panels, vectors)
+        step = min(wide_vectors, vectors)
         for lane in range(0, min(LANES, plan.heads), heads):
             with b.when(self.first_head + i64(lane) < i64(plan.heads)):
                 with b.loop(vectors // step) as v:

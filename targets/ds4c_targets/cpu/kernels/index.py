@@ -83,7 +83,7 @@ class _Select:
 
     def _scores(self, visible: Expr, pages: Pages) -> None:
         """Keys of all visible rows: heads in lanes, panels in order, then `reduce16`."""
-        b, plan, tile = self.b, self.plan, self.args.variant.wide_rows
+        b, plan, tile = self.b, self.plan, self.args.variant.wide[0]
         last = b.let(visible - i64(1))
         with b.loop(b.let(ceil_div(visible, tile))) as i:
             first = b.let(i * tile)
