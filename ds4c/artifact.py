@@ -10,24 +10,18 @@ import hashlib
 import os
 import shutil
 import tempfile
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
-from xdsl.dialects.builtin import ModuleOp
 
 from ds4c.errors import UsageError
-from ds4c.ir.state_ops import StateOp, states_of
-from ds4c.ir.tensor_ops import WeightOp, shape
-from ds4c.ir.types import StateKind
-from ds4c.passes.elements import element_name
+from ds4c.ir.kernel import ROWS_OFFSET, BlockLayout
 from ds4c.passes.plan import Plan
-from ds4c.passes.plan_buffers import WEIGHTS_HEADER_BYTES
-from ds4c.passes.plan_state import live_form
+from ds4c.passes.planned import Planned, PlannedState, PlannedWeight
 from ds4c.passes.program import ARENAS
 from ds4c.passes.target import Target
 from ds4c_runtime import manifest as schema
@@ -38,32 +32,8 @@ Progress = Callable[[str, int], None]
 """Called with the name of a weight and its packed bytes."""
 
 
-@dataclass(frozen=True)
-class PackedWeight:
-    """Where a weight stands in `weights.bin`."""
-
-    name: str
-    dtype: str
-    shape: tuple[int, ...]
-    layout: str
-    offset: int
-
-
-def packed_weights(module: ModuleOp) -> list[PackedWeight]:
-    """Every weight of a planned module once, by offset."""
-    found: dict[str, PackedWeight] = {}
-    for op in module.walk():
-        if isinstance(op, WeightOp):
-            assert op.layout is not None
-            assert op.offset is not None
-            dtype, layout = element_name(op.res.type), op.layout.data
-            name, offset = op.weight.data, op.offset.value.data
-            found[name] = PackedWeight(name, dtype, shape(op.res), layout, offset)
-    return sorted(found.values(), key=lambda w: w.offset)
-
-
 def write_weights(
-    path: Path, weights: list[PackedWeight], target: Target, load: Load, total: int, progress: Progress
+    path: Path, weights: Sequence[PlannedWeight], target: Target, load: Load, total: int, progress: Progress
 ) -> None:
     """Write the packed weights file of `total` bytes; see `decisions` on its layout in the manifest."""
     with path.open("wb") as out:
@@ -151,15 +121,15 @@ def file_entries(folder: Path) -> tuple[schema.FileEntry, ...]:
 
 
 def make_manifest(
-    module: ModuleOp,
+    planned: Planned,
     target: schema.TargetInfo,
     versions: schema.Versions,
     model: schema.ModelInfo,
     files: tuple[schema.FileEntry, ...],
-    packed: Callable[[PackedWeight], int],
+    packed: Callable[[PlannedWeight], int],
 ) -> schema.Manifest:
     """The manifest of a planned module."""
-    plan = Plan.of(module, "artifact")
+    plan = planned.plan
     return schema.Manifest(
         format=schema.FORMAT,
         version=schema.VERSION,
@@ -183,10 +153,10 @@ def make_manifest(
         entry_points=tuple(
             schema.EntryPointInfo(name, cast(tuple[Any, ...], arenas)) for name, arenas in ARENAS.items()
         ),
-        states=tuple(_state(d, plan) for d in states_of(module)),
+        states=tuple(_state(s) for s in planned.states),
         weights=tuple(
             schema.WeightEntry(w.name, cast(Any, w.dtype), w.shape, w.layout, w.offset, packed(w))
-            for w in packed_weights(module)
+            for w in planned.weights
         ),
         capabilities=schema.Capabilities(
             rewind_kinds=("in_place", "rebuild"),
@@ -201,8 +171,6 @@ def make_manifest(
 
 
 def _io(plan: Plan, vocab_size: int) -> schema.Io:
-    from ds4c.ir.kernel import ROWS_OFFSET, BlockLayout
-
     def ints(offset: int, *dims: int) -> schema.IoField:
         return schema.IoField(offset, "int32", dims)
 
@@ -216,29 +184,16 @@ def _io(plan: Plan, vocab_size: int) -> schema.Io:
     )
 
 
-def _state(decl: StateOp, plan: Plan) -> schema.RingState | schema.AppendState | schema.HostState:
-    name, dtype = decl.state_name, element_name(decl.row)
-    if decl.state_kind is StateKind.HOST:
-        return schema.HostState(name, "host", dtype)
-    assert decl.capacity is not None
-    assert decl.offset is not None
-    state_dtype = cast(Literal["float32"], dtype)
-    every, offset = decl.row_every, decl.offset.value.data
-    if decl.state_kind is StateKind.APPEND:
-        rows = plan.page_tokens // every
-        return schema.AppendState(name, "append", state_dtype, rows, decl.width, every, offset)
-    live = schema.Live(*live_form(decl))
-    return schema.RingState(name, "ring", state_dtype, decl.capacity, decl.width, every, offset, live)
-
-
-__all__ = [
-    "WEIGHTS_HEADER_BYTES",
-    "PackedWeight",
-    "copy_file",
-    "file_entries",
-    "make_manifest",
-    "new_folder",
-    "packed_weights",
-    "write_text",
-    "write_weights",
-]
+def _state(state: PlannedState) -> schema.RingState | schema.AppendState | schema.HostState:
+    dtype = cast(Literal["float32"], state.dtype)
+    if state.kind == "host":
+        return schema.HostState(state.name, "host", state.dtype)
+    if state.kind == "append":
+        return schema.AppendState(
+            state.name, "append", dtype, state.rows, state.width, state.every, state.offset
+        )
+    assert state.live is not None
+    live = schema.Live(*state.live)
+    return schema.RingState(
+        state.name, "ring", dtype, state.rows, state.width, state.every, state.offset, live
+    )

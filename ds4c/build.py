@@ -7,7 +7,9 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from importlib import metadata
 from pathlib import Path
+from typing import Any
 
+from numpy.typing import NDArray
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.utils.exceptions import DiagnosticException
 
@@ -20,6 +22,7 @@ from ds4c.models.deepseek_v4 import build_module
 from ds4c.models.ir_weights import IrWeight, ir_weights, load_ir_weight
 from ds4c.models.weights import num_parameters
 from ds4c.passes.pipeline import PipelineOptions, pipeline, run_pipeline
+from ds4c.passes.planned import planned_of
 from ds4c.passes.program import program_of
 from ds4c.passes.target import Target, get_target
 from ds4c_runtime import manifest as schema
@@ -173,8 +176,8 @@ def _compile(checkpoint: Checkpoint, target: Target, options: BuildOptions, repo
 def _write_weights(
     work: Path, checkpoint: Checkpoint, target: Target, compiled: Compiled, report: Report
 ) -> None:
-    placed = artifact.packed_weights(compiled.module)
-    total = sum(target.packed_bytes(w.layout, w.dtype, w.shape) for w in placed)
+    planned = planned_of(compiled.module)
+    total = sum(target.packed_bytes(w.layout, w.dtype, w.shape) for w in planned.weights)
     done = 0
 
     def progress(name: str, size: int) -> None:
@@ -182,13 +185,11 @@ def _write_weights(
         done += size
         report(Stage("weights", name, done, total))
 
-    def load(name: str) -> artifact.NDArray[artifact.Any]:
+    def load(name: str) -> NDArray[Any]:
         return load_ir_weight(compiled.weights[name], compiled.config, compiled.context, checkpoint.load)
 
-    from ds4c.passes.plan import Plan
-
-    size = Plan.of(compiled.module, "artifact").weights_bytes
-    artifact.write_weights(work / "weights.bin", placed, target, load, size, progress)
+    size = planned.plan.weights_bytes
+    artifact.write_weights(work / "weights.bin", planned.weights, target, load, size, progress)
 
 
 def _write_side_files(work: Path, checkpoint: Checkpoint, module: ModuleOp, target: Target) -> None:
@@ -204,7 +205,7 @@ def _manifest(
 ) -> schema.Manifest:
     config = compiled.config
     return artifact.make_manifest(
-        compiled.module,
+        planned_of(compiled.module),
         schema.TargetInfo(target.name, variant, target.variant_features(variant)),
         schema.Versions(
             ds4c=_version("ds4c"),
