@@ -22,22 +22,19 @@ _EXPORTS = "{ global: __tvm_ffi_*; __TVM*; _TVM*; local: *; };\n"
 
 def _objects(program: Program, emitter: str, variant: str, llvm: dict[str, Any], folder: Path) -> list[Path]:
     """Compile kernels and host functions to two object files."""
-    import tvm
-
+    from ds4c.lower.codegen import compile_functions
     from ds4c.lower.host import host_function
 
     emit = importlib.import_module(emitter).emit_kernel
     used = sorted({call.kernel for entry in program.entry_points for call in entry.calls})
     hosts = [host_function(entry, program.kernels) for entry in program.entry_points]
     parts = {"kernels": [emit(program.kernels[symbol], variant) for symbol in used], "host": hosts}
-    target = tvm.target.Target(llvm)
     found: list[Path] = []
     for part, functions in parts.items():
         if not functions:
             continue
-        module = tvm.IRModule({tvm.ir.GlobalVar(f.attrs["global_symbol"]): f for f in functions})
         path = folder / f"{part}.o"
-        tvm.compile(module, target).mod.write_to_file(str(path))
+        compile_functions(functions, llvm).write_to_file(str(path))
         found.append(path)
     return found
 
