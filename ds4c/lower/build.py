@@ -60,7 +60,7 @@ def build_library(
         CompileError: the child failed or died.
         TargetError: the target has no kernel for a spec.
     """
-    say = log or (lambda line: None)
+    say = log or _silent
     text = program_to_json(program)
     kept = Path(cache) / f"{_key(text, toolchain)}.so" if cache else None
     if kept is not None and kept.exists():
@@ -76,6 +76,10 @@ def build_library(
             _publish(output, kept)
         _publish(output, Path(path))
     say(f"library of {Path(path).stat().st_size} bytes")
+
+
+def _silent(line: str) -> None:
+    """The log of a caller that wants none."""
 
 
 def _key(text: str, toolchain: Toolchain) -> str:

@@ -12,17 +12,18 @@ Indices are int64 everywhere, so arenas may be larger than 2 GiB.
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from typing import Any
 
 import tvm
-from tvm import tirx
+import tvm.tirx
 from tvm.ir import PointerType, PrimType
 from tvm.tirx import op, stmt
 
+tirx: Any = tvm.tirx  # its annotations refuse the plain numbers that its constructors take
 Expr = Any
-"""A TIR expression; tvm is untyped, so this is a name only."""
+"""A TIR expression; tvm's own types are too loose to help, so this is a name only."""
 
 LANES = 16
 """Width of every vector; an AVX2 target splits it in two without changing a bit."""
@@ -161,7 +162,7 @@ class Buf:
 
     def __setitem__(self, index: int | Expr, value: Expr | float) -> None:
         """Write one element."""
-        scalar = f32(value) if isinstance(value, float) else value
+        scalar: Expr = f32(value) if isinstance(value, float) else value
         self._kernel.emit(stmt.BufferStore(self.buffer, scalar, [i64(index)]))
 
     def load(self, index: int | Expr, lanes: int = LANES) -> Expr:
@@ -226,7 +227,7 @@ class Kernel:
 
     def local(self, elements: int, dtype: str = "float32") -> Buf:
         """Memory of this scope; it becomes registers when all indices are constants after unrolling."""
-        size = elements * int(PrimType(dtype).dtype.bits) // 8
+        size = elements * (8 if dtype in ("int64", "float64") else 4)
         assert size <= _MAX_LOCAL_BYTES, f"local buffer of {size} bytes would go to the heap"
         buffer = tirx.decl_buffer((elements,), dtype, name=self._name("local"))
         self.emit(stmt.AllocBuffer(buffer))
@@ -245,14 +246,14 @@ class Kernel:
         return found
 
     @contextmanager
-    def _scope(self) -> Iterator[list[Any]]:
+    def _scope(self) -> Generator[list[Any]]:
         body: list[Any] = []
         self._scopes.append(body)
         yield body
         self._scopes.pop()
 
     @contextmanager
-    def _for(self, extent: int | Expr, kind: Any, start: int | Expr = 0) -> Iterator[Expr]:
+    def _for(self, extent: int | Expr, kind: Any, start: int | Expr = 0) -> Generator[Expr]:
         var = tirx.Var(self._name("i"), "int64")
         with self._scope() as body:
             yield var
@@ -273,7 +274,7 @@ class Kernel:
         return self._for(extent, stmt.ForKind.PARALLEL)
 
     @contextmanager
-    def when(self, condition: Expr) -> Iterator[None]:
+    def when(self, condition: Expr) -> Generator[None]:
         """Statements that run only if the condition holds."""
         with self._scope() as body:
             yield
@@ -281,7 +282,7 @@ class Kernel:
             self.emit(stmt.IfThenElse(condition, _seq(body), None))
 
     @contextmanager
-    def otherwise(self) -> Iterator[None]:
+    def otherwise(self) -> Generator[None]:
         """The other branch of the `when` just closed."""
         with self._scope() as body:
             yield

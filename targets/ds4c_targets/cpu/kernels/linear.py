@@ -12,13 +12,12 @@ from ds4c_targets.cpu.tir import LANES, Expr, Kernel, i64, mul, vmax, vmin
 def _plain(args: Args, w: str, y: str) -> Product:
     rows, width = args.shape(w)
     out = args[y]
+
+    def store(t: Expr, p: Expr, value: Expr) -> None:
+        store_lanes(args.b, out, t * rows, p, rows, value)
+
     return Product(
-        args["x"],
-        lambda t: t * width,
-        width,
-        (panel_of(args[w], width),),
-        panel_count(rows),
-        lambda t, p, v: store_lanes(args.b, out, t * rows, p, rows, v),
+        args["x"], lambda t: t * width, width, (panel_of(args[w], width),), panel_count(rows), store
     )
 
 
@@ -40,13 +39,17 @@ def _group(args: Args, groups: int, g: int) -> Product:
     each = rows // groups
     out, w = args["y"], args["w"]
     first = g * each // LANES
+
+    def store(t: Expr, p: Expr, value: Expr) -> None:
+        out.store(t * rows + (p + i64(first)) * LANES, value)
+
     return Product(
         args["x"],
         lambda t: t * (groups * width) + i64(g * width),
         width,
         (lambda p: Panel(w, (p + i64(first)) * panel_size(w, width)),),
         each // LANES,
-        lambda t, p, v: out.store(t * rows + (p + i64(first)) * LANES, v),
+        store,
     )
 
 
