@@ -158,6 +158,8 @@ def _check_limits(manifest: Manifest) -> None:
         )
     for token in (*model.eos_token_ids, *([] if model.bos_token_id is None else [model.bos_token_id])):
         _expect_between("model token id", token, 0, model.vocab_size - 1)
+    for name in ("state_slot", "page"):
+        _expect_aligned(f"arenas.{name}", getattr(manifest.arenas, name))
     for name in ("io", "workspace", "state_slot", "page", "weights"):
         _expect_between(f"arenas.{name}", getattr(manifest.arenas, name), 0, 1 << 48)
 
@@ -220,8 +222,6 @@ def _check_states(manifest: Manifest) -> None:
     pages = [(a.offset, a.rows_per_page * a.row_bytes, f"state {a.name!r}") for a in manifest.appends]
     _check_ranges(rings, manifest.arenas.state_slot, "state_slot")
     _check_ranges(pages, manifest.arenas.page, "page")
-    for name in ("state_slot", "page"):
-        _expect_aligned(f"arenas.{name}", getattr(manifest.arenas, name))
 
 
 def _check_weights(manifest: Manifest) -> None:

@@ -98,6 +98,7 @@ class Sampler:
 
         Raises:
             BackendFailedError: a logit is NaN or positive infinity, or none is finite.
+            InvalidRequestError: `banned` leaves no token.
         """
         scores = self._adjusted(logits, counts, banned)
         if self.params.temperature == 0:
@@ -125,6 +126,11 @@ class Sampler:
             scores[seen] = np.where(repeated > 0, repeated / penalty, repeated * penalty)
             scores -= params.presence_penalty * seen + params.frequency_penalty * counts
         scores[list(banned)] = -math.inf
+        if not math.isfinite(scores.max()):
+            raise InvalidRequestError(
+                "sampling refused: expected a token that may be chosen, got stop tokens that ban all",
+                field="stop.min_output_tokens",
+            )
         return scores
 
     def _kept(self, scores: Floats) -> tuple[NDArray[np.int64], Floats]:

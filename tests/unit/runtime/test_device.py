@@ -1,0 +1,135 @@
+"""The CPU device without kernels: features, versions, memory, and what importing the runtime costs."""
+
+from __future__ import annotations
+
+import dataclasses
+import subprocess
+import sys
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_executable import small_manifest
+
+from ds4c_runtime.device.cpu import CpuDevice, check_features, host_features
+from ds4c_runtime.device.memory import aligned_zeros, map_file
+from ds4c_runtime.devices import make_device
+from ds4c_runtime.errors import ArtifactError, DeviceError
+from ds4c_runtime.manifest import Manifest
+
+RUNTIME = Path(__file__).parents[3] / "runtime"
+
+
+def installed_tvm_ffi() -> str:
+    import tvm_ffi
+
+    return tvm_ffi.__version__
+
+
+def manifest(**versions: str) -> Manifest:
+    made = small_manifest()
+    return dataclasses.replace(made, versions=dataclasses.replace(made.versions, **versions))
+
+
+@pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 4096, 1 << 20])
+def test_memory_is_aligned_and_zeroed(size: int) -> None:
+    memory = aligned_zeros(size)
+    assert memory.shape == (size,)
+    assert not memory.any()
+    if size:
+        assert memory.ctypes.data % 64 == 0
+        memory[-1] = 1
+
+
+def test_mapped_file_is_page_aligned_and_the_file_never_changes(tmp_path: Path) -> None:
+    path = tmp_path / "weights.bin"
+    path.write_bytes(bytes(range(256)) * 32)
+    mapped = map_file(path)
+    assert mapped.ctypes.data % 4096 == 0
+    assert mapped.tobytes() == path.read_bytes()
+    mapped[0] = 99
+    assert path.read_bytes()[0] == 0
+    (tmp_path / "empty").touch()
+    assert map_file(tmp_path / "empty").shape == (0,)
+    with pytest.raises(ArtifactError, match="weights not mapped"):
+        map_file(tmp_path / "missing")
+
+
+def test_copy_inside_an_arena() -> None:
+    device = CpuDevice()
+    arena = device.allocate(64)
+    arena[:8] = np.arange(8)
+    device.copy(arena, 2, 32, 4)
+    assert arena[32:36].tolist() == [2, 3, 4, 5]
+
+
+def test_features_in_either_spelling() -> None:
+    linux = "fpu sse4_1 avx2 fma bmi1 abm avx512_vnni amx_int8 pni".split()
+    check_features(
+        ["avx2", "fma", "bmi", "lzcnt", "avx512vnni", "amx-int8", "sse4.1", "sse3", "+avx2"], linux
+    )
+    with pytest.raises(
+        DeviceError, match=r"features avx2, avx512f, fma, got a CPU without avx512f; build"
+    ) as refused:
+        check_features(["fma", "avx512f", "avx2"], linux)
+    assert refused.value.metadata == {"needed": "avx2,avx512f,fma", "missing": "avx512f"}
+    assert refused.value.exit_code == 5
+
+
+def test_features_of_this_machine(tmp_path: Path) -> None:
+    path = tmp_path / "cpuinfo"
+    path.write_text("processor\t: 0\nflags\t\t: fpu avx2\n\nprocessor\t: 1\nflags\t\t: fpu\n")
+    assert host_features(path) == {"fpu", "avx2"}
+    path.write_text("Features\t: asimd\n")
+    assert host_features(path) == {"asimd"}
+    path.write_text("nothing\n")
+    with pytest.raises(DeviceError):
+        host_features(path)
+    with pytest.raises(DeviceError):
+        host_features(tmp_path / "missing")
+
+
+def test_unsuitable_artifacts_are_refused_before_anything_is_loaded(tmp_path: Path) -> None:
+    good = manifest(tvm_ffi=installed_tvm_ffi())
+    cases = [
+        (
+            dataclasses.replace(good, target=dataclasses.replace(good.target, name="cuda")),
+            "target cpu, got 'cuda'",
+        ),
+        (
+            dataclasses.replace(good, target=dataclasses.replace(good.target, features=("no-such",))),
+            "without no-such",
+        ),
+        (manifest(tvm_ffi="0.0.1"), r"expected apache-tvm-ffi 0\.0\.1, got"),
+    ]
+    for bad, message in cases:
+        with pytest.raises(DeviceError, match=message):
+            CpuDevice().load(tmp_path, bad, 1)
+    with pytest.raises(ArtifactError, match="kernels not loaded"):
+        CpuDevice().load(tmp_path, good, 1)
+    (tmp_path / "libtvm_runtime.so").write_bytes(b"not a library")
+    with pytest.raises(ArtifactError, match="kernels not loaded"):
+        CpuDevice().load(tmp_path, good, 1)
+
+
+def test_devices_by_name() -> None:
+    assert make_device("cpu").name == "cpu"
+    with pytest.raises(DeviceError, match=r"expected one of cpu.*got 'tpu'"):
+        make_device("tpu")
+
+
+def test_import_is_fast_and_brings_no_compiler() -> None:
+    code = (
+        "import sys, time; start = time.perf_counter(); import ds4c_runtime.engine; "
+        "print(time.perf_counter() - start); "
+        "print(*[m for m in ('tvm', 'tvm_ffi', 'torch', 'xdsl', 'ds4c', 'grpc', 'tokenizers') if m in sys.modules])"
+    )
+    best = 10.0
+    for _ in range(3):
+        result = subprocess.run(
+            [sys.executable, "-c", code], env={"PYTHONPATH": str(RUNTIME)}, capture_output=True
+        )
+        seconds, loaded = result.stdout.decode().split("\n")[:2]
+        assert loaded == "", result.stderr
+        best = min(best, float(seconds))
+    assert best < 0.5
