@@ -4,7 +4,7 @@ The target here is a stand-in that packs nothing and wants every fusion, so that
 """
 
 import math
-from collections.abc import Iterator
+from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from functools import lru_cache
@@ -70,7 +70,7 @@ def _fake_get_target(name: str) -> FakeTarget:
 
 
 @contextmanager
-def fake_target() -> Iterator[None]:
+def fake_target() -> Generator[None]:
     """Within it, the passes find `FakeTarget` under the name `cpu` and no other target."""
     users = ("pipeline", "choose_layout", "lower_to_kernels", "plan_buffers")
     patches = [patch(f"ds4c.passes.{user}.get_target", _fake_get_target) for user in users]

@@ -16,7 +16,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
-Ints = NDArray[np.int64]
+Ints = NDArray[np.int32]
 
 
 @dataclass(frozen=True)
@@ -73,18 +73,15 @@ def prove(reads: ReadSet, capacity: int, distance: int) -> CounterExample | None
     leave J again. Starts cover the first lap of the ring and a full period after it.
     """
     starts = range(capacity + reads.every + _reach(reads) + 1)
-    found = (_check_reads(reads, _ring(c, distance, capacity), c) for c in starts)
+    widths = sorted({1, reads.every, capacity - 1, capacity, capacity + 1, 2 * capacity + 3} - {0})
+    latest = _latest(starts.stop + distance + widths[-1], capacity)
+    rings = {c: latest[c : c + distance + 1] for c in starts}  # J(c, d) for every d: `[d, slot]`
+    found = (_check_reads(reads, ring, c) for c, ring in rings.items())
     bad = next((b for b in found if b is not None), None)
     if bad is not None:
         return bad
-    widths = sorted({*range(1, 9), reads.every, capacity - 1, capacity, capacity + 1, 2 * capacity + 3} - {0})
-    kept = (_check_write(_ring(c, distance, capacity), c, q) for c in starts for q in widths)
+    kept = (_check_write(latest, ring, c, q) for c, ring in rings.items() for q in widths)
     return next((b for b in kept if b is not None), None)
-
-
-def _ring(c: int, distance: int, capacity: int) -> Ints:
-    """J(c, d) for every `d <= distance`: `[d, slot]`."""
-    return _latest(c + np.arange(distance + 1), np.arange(capacity))
 
 
 def _reach(reads: ReadSet) -> int:
@@ -92,25 +89,27 @@ def _reach(reads: ReadSet) -> int:
     return max(c - reads.begin(c) for c in range(base, base + reads.every))
 
 
-def _latest(high: Ints, slots: Ints) -> Ints:
-    """`[d, slot]`: latest position below each high water in each slot row; negative if never written."""
-    last = high[:, None] - 1
-    return last - (last - slots[None, :]) % len(slots)
+def _latest(highest: int, capacity: int) -> Ints:
+    """`[high water, slot]`: latest position below it in that slot row; negative if never written."""
+    last = np.arange(highest + 1, dtype=np.int32)[:, None] - 1
+    return last - (last - np.arange(capacity, dtype=np.int32)[None, :]) % capacity
 
 
-def _check_write(ring: Ints, c: int, q: int) -> CounterExample | None:
-    """A block of `q` rows leaves the invariant: each slot the latest position below the new high water."""
+def _check_write(latest: Ints, ring: Ints, c: int, q: int) -> CounterExample | None:
+    """A block of `q` rows leaves the invariant: each slot the latest position below the new high water.
+
+    Blocks of fewer rows than the ring has are as many blocks of one row, which is why few widths are tried.
+    """
     capacity = ring.shape[1]
     after = ring.copy()
     positions = np.arange(c + max(0, q - capacity), c + q)
     after[:, positions % capacity] = positions
-    high = np.maximum(c + np.arange(len(ring)), c + q)
-    wrong = after != _latest(high, np.arange(capacity))
+    expected = latest[np.maximum(np.arange(c, c + len(ring)), c + q)]
+    wrong = after != expected
     if not wrong.any():
         return None
     d, slot = (int(i) for i in np.argwhere(wrong)[0])
-    wanted = int(_latest(high[d : d + 1], np.arange(capacity))[0, slot])
-    return CounterExample(c, c + d, c + q, wanted, int(after[d, slot]))
+    return CounterExample(c, c + d, c + q, int(expected[d, slot]), int(after[d, slot]))
 
 
 def _check_reads(reads: ReadSet, ring: Ints, c: int) -> CounterExample | None:
