@@ -144,6 +144,14 @@ def print_result(text: str) -> None:
     sys.stdout.flush()
 
 
+def print_table(columns: Sequence[str], rows: Sequence[Sequence[object]]) -> None:
+    """Print aligned columns on stdout; never cut to the width of a terminal, so that it can be piped."""
+    texts = [list(columns), *([str(cell) for cell in row] for row in rows)]
+    widths = [max(len(row[i]) for row in texts) for i in range(len(columns))]
+    for row in texts:
+        print_result("  ".join(cell.ljust(width) for cell, width in zip(row, widths, strict=True)).rstrip())
+
+
 def print_note(text: str) -> None:
     """Print a line that is no part of the result on stderr."""
     print(text, file=sys.stderr, flush=True)

@@ -12,7 +12,7 @@ from ds4c.cli.common import (
     format_bytes,
     print_json,
     print_result,
-    result_console,
+    print_table,
     usage_error,
 )
 
@@ -81,15 +81,6 @@ def _print_artifact(m: Manifest) -> None:
     print_result(f"versions   ds4c {m.versions.ds4c}, tvm {m.versions.tvm}, tvm-ffi {m.versions.tvm_ffi}")
 
 
-def _table(title: str, columns: list[str], rows: list[list[Any]]) -> None:
-    from rich.table import Table
-
-    table = Table(*columns, title=title)
-    for row in rows:
-        table.add_row(*(str(cell) for cell in row))
-    result_console().print(table)
-
-
 def _print_states(m: Manifest) -> None:
     rows: list[list[Any]] = []
     for s in m.rings:
@@ -99,12 +90,12 @@ def _print_states(m: Manifest) -> None:
         rows.append(
             [s.name, s.kind, f"{s.rows_per_page} x {s.width} a page", s.dtype, s.every, "all below c"]
         )
-    _table("states", ["state", "kind", "rows", "dtype", "tokens a row", "live rows at position c"], rows)
+    print_table(["state", "kind", "rows", "dtype", "tokens a row", "live rows at position c"], rows)
 
 
 def _print_weights(m: Manifest) -> None:
     rows = [[w.name, list(w.shape), w.dtype, w.layout, w.offset, w.bytes] for w in m.weights]
-    _table("weights", ["weight", "shape", "dtype", "layout", "offset", "bytes"], rows)
+    print_table(["weight", "shape", "dtype", "layout", "offset", "bytes"], rows)
 
 
 def _checkpoint(path: Path, tensors: bool, as_json: bool) -> None:
@@ -133,7 +124,7 @@ def _checkpoint(path: Path, tensors: bool, as_json: bool) -> None:
     print_result(f"tensors    {len(infos)}, {', '.join(dtypes)}, {format_bytes(checkpoint.total_bytes)}")
     print_result(f"context    {config.max_position_embeddings} tokens, vocabulary {config.vocab_size}")
     if tensors:
-        _table("tensors", ["tensor", "dtype", "shape"], [[i.name, i.dtype, list(i.shape)] for i in infos])
+        print_table(["tensor", "dtype", "shape"], [[i.name, i.dtype, list(i.shape)] for i in infos])
 
 
 def register(app: typer.Typer) -> None:
