@@ -8,10 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ds4c_targets.cpu.scratch import TASK_SLOTS
 from ds4c_targets.cpu.tir import LANES, Buf, Expr, Kernel, div, i64, imin
-
-TASK_SLOTS = 16
-"""Tasks that may run at once; each has its own part of the scratch."""
 
 _PARALLEL_WORK = 1 << 16
 

@@ -9,8 +9,12 @@ from ds4c.errors import TargetError
 from ds4c.ir.kernel import KernelSpec
 
 _LANES = 16
-_SLOTS = 16  # tasks at once, as in `heads.py`
-_TILE = 8  # rows that a score tile may write past the end
+
+TASK_SLOTS = 16
+"""Tasks that may run at once (`heads.run_tasks`); each has its own part of the scratch."""
+
+SCORE_TILE = 8
+"""Largest score tile of a variant; the last one may write that many rows past the end."""
 
 
 def _round64(size: int) -> int:
@@ -52,7 +56,7 @@ class AttentionScratch:
     @property
     def places_offset(self) -> int:
         """Start of the places, int64."""
-        return self.scores_offset + (self.window + self.compressed + _TILE) * _LANES * 4
+        return self.scores_offset + (self.window + self.compressed + SCORE_TILE) * _LANES * 4
 
     @property
     def task_bytes(self) -> int:
@@ -103,7 +107,7 @@ class IndexScratch:
     @property
     def task_bytes(self) -> int:
         """All of a task."""
-        return self.keys_offset + _round64((self.rows + _TILE) * 4)
+        return self.keys_offset + _round64((self.rows + SCORE_TILE) * 4)
 
 
 @dataclass(frozen=True)
@@ -186,7 +190,7 @@ def _check_streams(spec: KernelSpec) -> int:
 def _attention(spec: KernelSpec) -> int:
     plan = AttentionScratch.of(spec)
     _expect(spec, plan.width % _LANES == 0, "channels of a head", "a multiple of 16", plan.width)
-    return _SLOTS * plan.task_bytes
+    return TASK_SLOTS * plan.task_bytes
 
 
 def route_bytes(experts: int) -> int:
@@ -195,7 +199,7 @@ def route_bytes(experts: int) -> int:
 
 
 def _route(spec: KernelSpec) -> int:
-    return _SLOTS * route_bytes(spec.operand("logits").shape[1])
+    return TASK_SLOTS * route_bytes(spec.operand("logits").shape[1])
 
 
 def _none(spec: KernelSpec) -> int:
@@ -208,7 +212,7 @@ _NEEDS: dict[str, Callable[[KernelSpec], int]] = {
     "hc_collapse": _check_streams,
     "hc_enter": _check_streams,
     "hc_mix": _check_streams,
-    "index_select": lambda spec: _SLOTS * IndexScratch.of(spec).task_bytes,
+    "index_select": lambda spec: TASK_SLOTS * IndexScratch.of(spec).task_bytes,
     "route_hash": _route,
     "route_top": _route,
     "moe_experts": lambda spec: MoeScratch.of(spec).total_bytes,

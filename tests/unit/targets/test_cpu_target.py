@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import itertools
+
 import numpy as np
 import pytest
 from unit.targets.kernel_lab import BF16, act, block_operand, spec, weight
@@ -119,3 +121,15 @@ def test_scratch_does_not_grow_with_the_rows_of_attention() -> None:
 
     assert size(1, 1024) == size(512, 1024) < size(1, 4096)
     assert size(1, 1024) % 64 == 0
+
+
+def test_every_variant_fits_the_scratch_and_covers_all_rows() -> None:
+    from ds4c_targets.cpu.args import VARIANTS
+    from ds4c_targets.cpu.scratch import SCORE_TILE
+
+    assert set(VARIANTS) == set(module.description()["variants"])
+    for variant in VARIANTS.values():
+        rows = [rows for rows, _ in variant.tiles]
+        assert variant.wide[0] <= SCORE_TILE
+        assert rows[-1] == 1
+        assert all(small < large <= 2 * small for large, small in itertools.pairwise(rows))
