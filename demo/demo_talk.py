@@ -1,5 +1,7 @@
 """The conversation of the demo: one session, text shown as it streams, tool calls run on the way."""
 
+from collections.abc import Sequence
+
 from demo_client import Client, Reply
 from demo_server import DemoError
 from demo_tools import run_tool
@@ -18,14 +20,14 @@ class Talk:
         self.history: list[int] = []
         self.first_prompt: list[int] = []
 
-    def _prompt(self, message: chat.Message) -> list[int]:
+    def _prompt(self, messages: Sequence[chat.Message]) -> list[int]:
         """Tokens of the next turn; those before it are in the session already."""
-        pieces = chat.render_continuation([message]) if self.history else chat.render([message])
-        return chat.encode(self._tokenizer, pieces)
+        render = chat.render_continuation if self.history else chat.render
+        return chat.encode(self._tokenizer, render(messages))
 
-    def _say(self, message: chat.Message) -> Reply:
+    def _say(self, *messages: chat.Message) -> Reply:
         """Send one turn and stream the answer."""
-        prompt = self._prompt(message)
+        prompt = self._prompt(messages)
         self.first_prompt = self.first_prompt or prompt
         self._view.speaker("model")
         reply = self._client.generate(self._session, prompt, max_tokens=MAX_TOKENS, on_text=self._view.stream)
@@ -43,10 +45,16 @@ class Talk:
         """Put a question; run the tool if the model calls one, and let it answer."""
         self._view.speaker("you", question)
         reply = self._say(chat.Message(chat.Role.USER, question))
-        for call in chat.parse_tool_calls(reply.text):
-            result = run_tool(call.name, call.arguments)
-            arguments = ", ".join(f"{key}={value!r}" for key, value in call.arguments.items())
-            self._view.speaker("tool", f"{call.name}({arguments}) returns {result}")
-            answer = self._say(chat.Message(chat.Role.TOOL, result))
-            if result not in answer.text:
-                raise DemoError(f"answer lost the result: expected {result} in it, got {answer.text!r}")
+        results = [self._run(call) for call in chat.parse_reply(reply.text).tool_calls]
+        if not results:
+            return
+        answer = self._say(*[chat.Message(chat.Role.TOOL, result) for result in results])
+        if not all(result in answer.text for result in results):
+            raise DemoError(f"answer lost a result: expected {results} in it, got {answer.text!r}")
+
+    def _run(self, call: chat.ToolCall) -> str:
+        """Run a tool and show what it returned."""
+        result = run_tool(call.name, call.arguments)
+        arguments = ", ".join(f"{key}={value!r}" for key, value in call.arguments.items())
+        self._view.speaker("tool", f"{call.name}({arguments}) returns {result}")
+        return result

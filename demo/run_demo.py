@@ -15,6 +15,7 @@ from demo_rewind import CAPTION, COLUMNS, RewindTour, Row
 from demo_server import ARTIFACT, DemoError, build, serving
 from demo_talk import Talk
 from demo_view import View, machine_name
+from ds4c_runtime import chat
 from ds4c_runtime.tokenizer import Tokenizer
 
 QUESTIONS = (
@@ -88,6 +89,8 @@ def main() -> int:
         return run(View())
     except DemoError as error:
         print(f"demo failed: {error}", file=sys.stderr)
+    except chat.ToolCallError as error:
+        print(f"demo failed: the model wrote a broken tool call: {error}", file=sys.stderr)
     except grpc.RpcError as error:
         print(f"demo failed: {error.code().name}: {error.details()}", file=sys.stderr)
     except KeyboardInterrupt:
