@@ -55,9 +55,10 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Tests that measure time or need both cores are marked `serial` and run alone, after the others.
+# Tests that measure time or need both cores are marked `serial` and run alone, after the others. A worker that
+# dies fails the run at once: xdist can wait forever for the files of a worker that it replaced.
 test: lint
-	$(PYTEST) -n 2 --dist loadfile -m "not serial"
+	$(PYTEST) -n 2 --dist loadfile --max-worker-restart=0 -m "not serial"
 	$(PYTEST) -m serial
 
 golden: setup
