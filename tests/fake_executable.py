@@ -12,13 +12,13 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
 from ds4c_runtime.device.base import Arena
 from ds4c_runtime.device.memory import aligned_zeros
+from ds4c_runtime.engine import Engine
 from ds4c_runtime.manifest import (
     AppendState,
     Arenas,
@@ -39,9 +39,7 @@ from ds4c_runtime.manifest_checks import ROWS_OFFSET, block_layout
 from ds4c_runtime.session import Session
 from ds4c_runtime.state import StateStore
 from ds4c_runtime.step import Stepper
-
-if TYPE_CHECKING:
-    from ds4c_runtime.engine import Engine
+from ds4c_runtime.tokenizer import Tokenizer
 
 WIDTH = 4
 U64 = NDArray[np.uint64]
@@ -367,9 +365,6 @@ def fake_engine(
         memory_budget: bytes; by default enough.
         **manifest_options: see `small_manifest`, such as `context`, `horizon` or `vocab_size`.
     """
-    from ds4c_runtime.engine import Engine
-    from ds4c_runtime.tokenizer import Tokenizer
-
     manifest = manifest or small_manifest(**manifest_options)
     device = FakeDevice(manifest, step_delay_seconds=step_delay_seconds, favour=favour)
     tokenizer = None if tokenizer_path is None else Tokenizer.from_file(Path(tokenizer_path))

@@ -211,7 +211,7 @@ class GenerationRun:
                 return
             part = tokens[start : start + size]
             done = start + len(part)
-            session.check_room(len(tokens) - start)
+            session.timeline.check_room(len(tokens) - start)
             session.advance(part, wanted=int(done == len(tokens)))
             if self._request.prefill_progress:
                 self._handle.emit(PrefillProgress(done, len(tokens)))
@@ -219,7 +219,7 @@ class GenerationRun:
 
     def _decode(self, session: Session) -> Body[tuple[FinishReason, str]]:
         request, stop = self._request, self._request.stop
-        counts = session.past.counts(self._vocab_size) if request.sampling.needs_counts else None
+        counts = session.timeline.history.counts(self._vocab_size) if request.sampling.needs_counts else None
         while True:
             if stop.max_output_tokens is not None and self._generated >= stop.max_output_tokens:
                 return FinishReason.LENGTH, ""

@@ -20,7 +20,6 @@ from ds4c_runtime.errors import (
     StateInvalidError,
 )
 from ds4c_runtime.guards import check_capacity, check_chunk, check_length, check_tokens
-from ds4c_runtime.history import History
 from ds4c_runtime.reports import RebuildReason, RewindCause, RewindKind, RewindPlan, RewindReport
 from ds4c_runtime.state import StateStore
 from ds4c_runtime.step import Logits, Stepper
@@ -40,12 +39,8 @@ class Session:
     ) -> None:
         """Open an empty session.
 
-        Args:
-            executor: runs the steps.
-            store: holds slot and pages.
-            session_id: name, for messages.
-            capacity: most tokens, by default the context of the model.
-            tokenizer_sha256: hex, part of the digest; empty without a tokenizer.
+        `session_id` is for messages, `capacity` by default the context of the model in tokens,
+        `tokenizer_sha256` (hex, or empty) a part of the digest.
 
         Raises:
             InvalidRequestError: `capacity` is not in `[1, context]`.
@@ -91,11 +86,6 @@ class Session:
         return self._line.history.slice(0, self.position)
 
     @property
-    def past(self) -> History:
-        """The history object, for counts and slices; callers do not change it."""
-        return self._line.history
-
-    @property
     def digest(self) -> str:
         """Hex sha256 of history and tokenizer; see `History.digest`."""
         return self._line.history.digest()
@@ -119,9 +109,7 @@ class Session:
     def prefill(self, tokens: Sequence[int], *, chunk: int | None = None) -> None:
         """Append tokens and evaluate them in chunks; rebuilds first if the state is invalid.
 
-        Args:
-            tokens: token ids.
-            chunk: tokens per step, by default the largest the artifact allows; changes no bit.
+        `chunk` is the number of tokens per step, by default the most the artifact allows; it changes no bit.
 
         Raises:
             InvalidRequestError: a token is not in the vocabulary or `chunk` is not in `[1, max_rows]`.
@@ -132,7 +120,7 @@ class Session:
         """
         size = check_chunk(chunk, self._executor.limits.max_rows)
         self.check_tokens(tokens)
-        self.check_room(len(tokens))
+        self._line.check_room(len(tokens))
         self.rebuild()
         for start in range(0, len(tokens), size):
             self.advance(tokens[start : start + size], wanted=int(start + size >= len(tokens)))
@@ -153,7 +141,7 @@ class Session:
         self.check_tokens(tokens)
         if not tokens:
             raise InvalidRequestError("step refused: expected at least one token, got none", field="tokens")
-        self.check_room(len(tokens))
+        self._line.check_room(len(tokens))
         limits = self._executor.limits
         size = min(limits.max_rows, limits.max_logit_rows) if all_logits else limits.max_rows
         results: list[Logits] = []
@@ -197,12 +185,7 @@ class Session:
         """
         if not 0 <= to <= self.position:
             raise PositionOutOfRangeError("rewind", to, self.position)
-        if self.state_valid and to == self.position:
-            return RewindPlan(RewindKind.NONE, RebuildReason.NOT_REBUILT, to, 0, 0.0)
-        if self.state_valid and to >= self._line.oldest_target:
-            return RewindPlan(RewindKind.IN_PLACE, RebuildReason.NOT_REBUILT, to, 0, 0.0)
-        reason = RebuildReason.NO_SNAPSHOT if self.state_valid else RebuildReason.SNAPSHOT_INVALIDATED
-        return RewindPlan(RewindKind.REBUILD, reason, 0, to, self._executor.rates.estimate(to))
+        return self._line.plan(to)
 
     def can_rewind(self, to: int) -> bool:
         """Whether `rewind(to)` would succeed without a rebuild; `False` outside `[0, position]`."""
@@ -370,15 +353,6 @@ class Session:
         """
         check_tokens(tokens, self._executor.manifest.model.vocab_size)
         check_length(self.position + len(tokens), self.capacity)
-
-    def check_room(self, count: int) -> None:
-        """Refuse if there are no pages for `count` more tokens; an invalid state is counted in full.
-
-        Raises:
-            MemoryBudgetError: with the number of pages needed and free.
-        """
-        line = self._line
-        line.store.check_room(line.lease, line.evaluated, self.position + count)
 
     def _require_open(self) -> None:
         if not self._is_open:

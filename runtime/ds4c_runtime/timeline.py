@@ -17,6 +17,7 @@ import numpy as np
 
 from ds4c_runtime.errors import BackendFailedError, MemoryBudgetError
 from ds4c_runtime.history import History
+from ds4c_runtime.reports import RebuildReason, RewindKind, RewindPlan
 from ds4c_runtime.state import StateStore
 from ds4c_runtime.step import Logits, Segment, Stepper
 
@@ -52,6 +53,15 @@ class Timeline:
         """Lowest position a rewind reaches in place, if the state is valid."""
         return max(self.floor, self.high_water - self.executor.limits.horizon)
 
+    def plan(self, to: int) -> RewindPlan:
+        """What a rewind to `to` in `[0, position]` costs: the one predicate of all rewinds and forks."""
+        if self.is_valid and to == self.position:
+            return RewindPlan(RewindKind.NONE, RebuildReason.NOT_REBUILT, to, 0, 0.0)
+        if self.is_valid and to >= self.oldest_target:
+            return RewindPlan(RewindKind.IN_PLACE, RebuildReason.NOT_REBUILT, to, 0, 0.0)
+        reason = RebuildReason.NO_SNAPSHOT if self.is_valid else RebuildReason.SNAPSHOT_INVALIDATED
+        return RewindPlan(RewindKind.REBUILD, reason, 0, to, self.executor.rates.estimate(to))
+
     def saved_logits(self) -> Logits | None:
         """Held logits at the current position, `[V]`."""
         index = self.position - 1 - self._saved_from
@@ -60,6 +70,14 @@ class Timeline:
     def hold_logits(self, first: int, logits: Logits) -> None:
         """Keep the logits after the tokens at positions `first`, `first + 1`, ..."""
         self._saved_from, self._saved = first, logits
+
+    def check_room(self, count: int) -> None:
+        """Refuse if there are no pages for `count` more tokens; an invalid state is counted in full.
+
+        Raises:
+            MemoryBudgetError: with the number of pages needed and free.
+        """
+        self.store.check_room(self.lease, self.evaluated, self.position + count)
 
     def rebuild_chunk(self) -> None:
         """Evaluate the next chunk of the history that is not in the state yet."""
