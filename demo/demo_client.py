@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 
 import grpc
+from google.protobuf.duration_pb2 import Duration
 
 from ds4c_serve.v1 import engine_pb2 as pb
 from ds4c_serve.v1 import engine_pb2_grpc as rpc
@@ -33,8 +34,11 @@ class Reply:
     digest: str = ""
     reason: str = ""
 
+    runtime_decode_ms: float = 0.0
+    """Mean time of a decode step by the server's own clock, without gRPC."""
+
     def decode_ms(self) -> float:
-        """Mean time between two tokens."""
+        """Mean time between two tokens, as the client sees it."""
         return (self.all_tokens_ms - self.first_token_ms) / max(1, len(self.tokens) - 1)
 
     def same_as(self, other: "Reply") -> bool:
@@ -51,6 +55,13 @@ class Moved:
     kind: str
     replayed_tokens: int
     return_ms: float
+    runtime_ms: float
+    """The part of it that the server's runtime took, without gRPC."""
+
+
+def milliseconds(duration: Duration) -> float:
+    """A protobuf duration in ms."""
+    return duration.ToTimedelta().total_seconds() * 1e3
 
 
 def kind_name(report: pb.RewindReport) -> str:
@@ -116,6 +127,8 @@ class Client:
                     on_text(delta.text)
             elif event == "finished":
                 reply.end_position = response.finished.end_position
+                steps = max(1, len(reply.tokens) - 1)
+                reply.runtime_decode_ms = milliseconds(response.finished.timing.decode) / steps
                 reply.digest = response.finished.prefix_digest
                 reply.reason = pb.FinishReason.Name(response.finished.reason).removeprefix("FINISH_REASON_")
         return reply
@@ -138,5 +151,6 @@ class Client:
     def _moved(answer: pb.RewindResponse | pb.ForkSessionResponse, start: float) -> Moved:
         return_ms = (time.perf_counter() - start) * 1e3
         session, report = answer.session, answer.rewind
+        runtime_ms = milliseconds(report.restore_time) + milliseconds(report.replay_time)
         kind, replayed = kind_name(report), report.replayed_tokens
-        return Moved(session.session_id, session.position, kind, replayed, return_ms)
+        return Moved(session.session_id, session.position, kind, replayed, return_ms, runtime_ms)

@@ -26,6 +26,7 @@ class Row:
     replayed_tokens: int
     next_token_ms: float
     decode_ms: float
+    runtime_decode_ms: float
     same: bool
 
     def cells(self) -> list[str]:
@@ -36,18 +37,32 @@ class Row:
             self.moved.kind,
             str(self.replayed_tokens),
             f"{self.moved.return_ms:.2f}",
+            f"{self.moved.runtime_ms:.3f}",
             f"{self.next_token_ms:.2f}",
             f"{self.decode_ms:.2f}",
+            f"{self.runtime_decode_ms:.3f}",
             "yes" if self.same else "NO",
         ]
 
 
-COLUMNS = ("rewind", "position", "kind", "replayed", "ms to return", "ms to next", "ms a step", "as fresh")
+COLUMNS = (
+    "rewind",
+    "position",
+    "kind",
+    "replayed\ntokens",
+    "ms to\nreturn",
+    "of it in\nruntime",
+    "ms to next\ntoken",
+    "ms a decode\nstep",
+    "of it in\nruntime",
+    "same as\nfresh",
+)
 CAPTION = f"""\
-replayed: tokens run again, by the call or for the next token. ms to return: the call itself. ms to next: the
-Generate call after it, up to its first token. ms a step: one decode step. Medians of {REPEATS}, seen from the
-client, gRPC included. as fresh: the next {CONTINUED} tokens, their log-probabilities and the digest of the
-history equal those of a new session that was only ever fed the surviving tokens.\
+ms to return: the call itself. ms to next token: the Generate call after it, up to its first token. All as the
+client sees it, gRPC included; beside it what the server's runtime takes of it. Medians of {REPEATS}.
+replayed tokens: run again, by the call or for the next token. same as fresh: the next {CONTINUED} tokens, their
+log-probabilities and the digest of the history equal those of a new session that was only ever fed the
+surviving tokens.\
 """
 
 
@@ -56,9 +71,14 @@ def summary(rows: Sequence[Row]) -> Row:
     first = rows[0]
     return replace(
         first,
-        moved=replace(first.moved, return_ms=median(row.moved.return_ms for row in rows)),
+        moved=replace(
+            first.moved,
+            return_ms=median(row.moved.return_ms for row in rows),
+            runtime_ms=median(row.moved.runtime_ms for row in rows),
+        ),
         next_token_ms=median(row.next_token_ms for row in rows),
         decode_ms=median(row.decode_ms for row in rows),
+        runtime_decode_ms=median(row.runtime_decode_ms for row in rows),
         same=all(row.same for row in rows),
     )
 
@@ -77,33 +97,42 @@ class RewindTour:
         self._history = list(history)
         self._first_prompt = list(first_prompt)
 
-    def _prepare(self, session: str) -> tuple[list[int], float]:
-        """Feed the history, decode some tokens; gives all tokens and the ms of a decode step."""
+    def _prepare(self, session: str) -> tuple[list[int], Reply]:
+        """Feed the history, decode some tokens; gives all tokens and the reply that decoded."""
         reply = self._client.generate(session, self._history, max_tokens=GENERATED, ignore_eos=True)
-        return [*self._history, *reply.tokens], reply.decode_ms()
+        return [*self._history, *reply.tokens], reply
 
     def _row(self, what: str, target: Callable[[int], int]) -> Row:
         with self._client.session() as session:
-            tokens, decode_ms = self._prepare(session)
+            tokens, decoded = self._prepare(session)
             moved = self._client.rewind(session, target(len(tokens)))
             survivors = tokens[: moved.position]
             prompt = [] if survivors else self._first_prompt  # nothing to go on from at position 0
             went_on = self._client.generate(session, prompt, max_tokens=CONTINUED, ignore_eos=True)
         fresh = fresh_continuation(self._client, survivors, prompt)
         same = went_on.same_as(fresh)
-        return self._row_of(what, moved, tokens, went_on, decode_ms, same)
+        return self._row_of(what, moved, tokens, went_on, decoded, same)
 
     @staticmethod
     def _row_of(
-        what: str, moved: Moved, tokens: Sequence[int], went_on: Reply, decode_ms: float, same: bool
+        what: str, moved: Moved, tokens: Sequence[int], went_on: Reply, decoded: Reply, same: bool
     ) -> Row:
         replayed = moved.replayed_tokens + went_on.replayed_tokens
-        return Row(what, moved, len(tokens), replayed, went_on.first_token_ms, decode_ms, same)
+        return Row(
+            what,
+            moved,
+            len(tokens),
+            replayed,
+            went_on.first_token_ms,
+            decoded.decode_ms(),
+            decoded.runtime_decode_ms,
+            same,
+        )
 
     def _fork_row(self) -> Row:
         """Fork, let the child go on, then the parent: the child must not have touched it."""
         with self._client.session() as parent:
-            tokens, decode_ms = self._prepare(parent)
+            tokens, decoded = self._prepare(parent)
             moved = self._client.fork(parent)
             try:
                 child = self._client.generate(moved.session_id, [], max_tokens=CONTINUED, ignore_eos=True)
@@ -112,7 +141,7 @@ class RewindTour:
             after = self._client.generate(parent, [], max_tokens=CONTINUED, ignore_eos=True)
         fresh = fresh_continuation(self._client, tokens, [])
         same = child.same_as(fresh) and after.same_as(fresh)
-        return self._row_of("fork", moved, tokens, child, decode_ms, same)
+        return self._row_of("fork", moved, tokens, child, decoded, same)
 
     def rows(self) -> list[Row]:
         """All rows, from the shortest way back to the longest, then the fork."""
