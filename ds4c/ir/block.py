@@ -2,7 +2,7 @@
 
 A step runs over the ragged rows of `B` sessions. `Block` says which row belongs to which
 segment (session) and where it stands; `Block.windows` derives the rows that compressor
-windows close inside the block. How a kernel receives these numbers is `ds4c.lower.layout`.
+windows close inside the block. How a kernel receives these numbers is `ds4c.ir.kernel.BlockLayout`.
 """
 
 from __future__ import annotations

@@ -25,11 +25,12 @@ def _median_step(session: Session) -> float:
 
 
 @pytest.mark.slow
+@pytest.mark.serial
 def test_a_step_beside_a_spinning_thread(built: Build) -> None:
-    """At most 1.5 times as long as alone; the best of several pairs, as the machine is shared."""
+    """At most 1.5 times as long as alone, in two of seven pairs, as the machine is shared."""
     model = open_local(built("demo", context=1024).artifact)
     ratios: list[float] = []
-    for _ in range(5):
+    for _ in range(7):
         session = model.session()
         session.prefill(list(range(100)))
         alone = _median_step(session)
@@ -48,6 +49,4 @@ def test_a_step_beside_a_spinning_thread(built: Build) -> None:
             thread.join()
         ratios.append(beside / alone)
         session.close()
-        if ratios[-1] <= 1.5:
-            return
-    pytest.fail(f"step beside a spinning thread: expected <= 1.5 times the time alone, got {sorted(ratios)}")
+    assert sorted(ratios)[1] <= 1.5, f"ratios {sorted(ratios)}"

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import os
+import sys
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
@@ -17,6 +18,11 @@ from ds4c_runtime.errors import ArtifactError, DeviceError
 from ds4c_runtime.manifest import Manifest
 
 CPUINFO = Path("/proc/cpuinfo")
+SWITCH_SECONDS = 1e-5
+"""How long a thread that comes back from a step may wait for the GIL beside a busy Python thread.
+
+Python's default of 5 ms is longer than many steps; it is a setting of the whole process.
+"""
 _ALIASES = {
     "pni": "sse3",
     "abm": "lzcnt",
@@ -58,6 +64,7 @@ class CpuDevice:
         check_features(manifest.target.features, host_features())
         # The pool of a thread starts with the first parallel kernel and reads this variable then.
         os.environ["TVM_NUM_THREADS"] = str(threads)
+        sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
         module = self._load_libraries(folder, manifest)
         for entry in manifest.entry_points:
             try:
