@@ -113,8 +113,28 @@ def test_random_stop_strings_are_found_where_the_text_has_them() -> None:
         assert out.encode().startswith(kept)
         kept.decode()
         assert dropped >= 1
+        # No token is dropped whose text is wholly before the match.
+        one_more = b"".join(TOKENIZER.token_bytes(t) for t in tokens[: len(ids) + 1])
+        assert (
+            len(one_more) > len(out.encode())
+            or not out.encode().startswith(one_more)
+            or not is_text(one_more)
+        )
         # The match that is found first ends no later than any other.
         assert len(out) + len(matched) <= min(text.find(s) + len(s) for s in stops if s in text) + 8
+
+
+def is_text(data: bytes) -> bool:
+    return data == data.decode("utf-8", "replace").encode()
+
+
+def test_text_is_released_as_soon_as_it_is_final() -> None:
+    stream = TokenText(TOKENIZER, ("xyz",))
+    for token in TOKENIZER.encode("plain words"):
+        assert stream.push(token).tokens == (token,)
+    held = [stream.push(t) for t in TOKENIZER.encode("x")]
+    assert [h.tokens for h in held] == [()]
+    assert stream.push(TOKENIZER.encode("q")[0]).text == "xq"
 
 
 def test_of_several_matches_the_first_and_longest_counts() -> None:
