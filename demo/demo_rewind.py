@@ -52,17 +52,17 @@ COLUMNS = (
     "replayed\ntokens",
     "ms to\nreturn",
     "of it in\nruntime",
-    "ms to next\ntoken",
-    "ms a decode\nstep",
+    "ms to\nnext",
+    "ms of a\nstep",
     "of it in\nruntime",
     "same as\nfresh",
 )
 CAPTION = f"""\
-ms to return: the call itself. ms to next token: the Generate call after it, up to its first token. All as the
-client sees it, gRPC included; beside it what the server's runtime takes of it. Medians of {REPEATS}.
-replayed tokens: run again, by the call or for the next token. same as fresh: the next {CONTINUED} tokens, their
-log-probabilities and the digest of the history equal those of a new session that was only ever fed the
-surviving tokens.\
+replayed tokens: run again, by the call or for the next token. ms to return: the call itself.
+ms to next: to the next token, from the Generate call after it. ms of a step: one decode step.
+All as the client sees them, gRPC included, and what the runtime takes of it; medians of {REPEATS}.
+same as fresh: the next {CONTINUED} tokens, their log-probabilities and the digest of the history
+equal those of a new session that was only ever fed the surviving tokens.\
 """
 
 

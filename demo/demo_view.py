@@ -8,7 +8,7 @@ from rich.box import SIMPLE_HEAD
 from rich.console import Console
 from rich.table import Table
 
-PLAIN_WIDTH = 110
+PLAIN_WIDTH = 100
 
 
 class View:
@@ -49,9 +49,9 @@ class View:
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> None:
         """A table whose first three columns are words and whose others are numbers."""
-        table = Table(title=title, box=SIMPLE_HEAD, title_justify="left", title_style="bold")
+        table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, title_justify="left")
         for index, column in enumerate(columns):
-            table.add_column(column, justify="left" if index < 3 else "right", no_wrap=index < 3)
+            table.add_column(column, justify="left" if index < 3 else "right", no_wrap=True)
         for row in rows:
             table.add_row(*row)
         self._console.print(table)
