@@ -33,14 +33,12 @@ class Row:
         """The row as text."""
         return [
             self.what,
-            f"{self.from_position} -> {self.moved.position}",
+            f"{self.from_position}→{self.moved.position}",
             self.moved.kind,
             str(self.replayed_tokens),
-            f"{self.moved.return_ms:.2f}",
-            f"{self.moved.runtime_ms:.3f}",
+            f"{self.moved.return_ms:.2f} ({self.moved.runtime_ms:.2f})",
             f"{self.next_token_ms:.2f}",
-            f"{self.decode_ms:.2f}",
-            f"{self.runtime_decode_ms:.3f}",
+            f"{self.decode_ms:.2f} ({self.runtime_decode_ms:.2f})",
             "yes" if self.same else "NO",
         ]
 
@@ -51,18 +49,17 @@ COLUMNS = (
     "kind",
     "replayed\ntokens",
     "ms to\nreturn",
-    "of it in\nruntime",
     "ms to\nnext",
-    "ms of a\nstep",
-    "of it in\nruntime",
-    "same as\nfresh",
+    "ms of\na step",
+    "as\nfresh",
 )
 CAPTION = f"""\
-replayed tokens: run again, by the call or for the next token. ms to return: the call itself.
-ms to next: to the next token, from the Generate call after it. ms of a step: one decode step.
-All as the client sees them, gRPC included, and what the runtime takes of it; medians of {REPEATS}.
-same as fresh: the next {CONTINUED} tokens, their log-probabilities and the digest of the history
-equal those of a new session that was only ever fed the surviving tokens.\
+replayed tokens: run again, by the call or for the next token. ms to return: the
+call itself. ms to next: the Generate call after it, up to its first token. ms
+of a step: one decode step. Medians of {REPEATS} as the client sees them, gRPC included;
+in brackets what the runtime takes of it. as fresh: the next {CONTINUED} tokens, their
+log-probabilities and the digest of the history equal those of a new session
+that was only ever fed the surviving tokens.\
 """
 
 
@@ -148,7 +145,7 @@ class RewindTour:
         ways: list[tuple[str, Callable[[int], int]]] = [
             ("by 1", lambda position: position - 1),
             ("by 5", lambda position: position - 5),
-            ("to the middle", lambda position: position // 2),
+            ("to middle", lambda position: position // 2),
             ("to 0", lambda _: 0),
         ]
         rows = [summary([self._row(what, target) for _ in range(REPEATS)]) for what, target in ways]

@@ -49,7 +49,9 @@ class View:
 
     def table(self, title: str, columns: Sequence[str], rows: Sequence[Sequence[str]], caption: str) -> None:
         """A table whose first three columns are words and whose others are numbers."""
-        table = Table(title=title, box=SIMPLE_HEAD, pad_edge=False, title_justify="left")
+        table = Table(
+            title=title, box=SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0), title_justify="left"
+        )
         for index, column in enumerate(columns):
             table.add_column(column, justify="left" if index < 3 else "right", no_wrap=True)
         for row in rows:
