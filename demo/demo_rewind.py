@@ -51,13 +51,13 @@ COLUMNS = (
     "ms to\nreturn",
     "ms to\nnext",
     "ms of\na step",
-    "as\nfresh",
+    "same",
 )
 CAPTION = f"""\
 replayed tokens: run again, by the call or for the next token. ms to return: the
 call itself. ms to next: the Generate call after it, up to its first token. ms
 of a step: one decode step. Medians of {REPEATS} as the client sees them, gRPC included;
-in brackets what the runtime takes of it. as fresh: the next {CONTINUED} tokens, their
+in brackets what the runtime takes of it. same: the next {CONTINUED} tokens, their
 log-probabilities and the digest of the history equal those of a new session
 that was only ever fed the surviving tokens.\
 """
