@@ -25,7 +25,7 @@ from ds4c_runtime.errors import (
 from ds4c_runtime.generation import Generation, GenerationRun, OnEvent
 from ds4c_runtime.guards import check_length, check_tokens
 from ds4c_runtime.manifest import Manifest
-from ds4c_runtime.manifest_checks import check_horizon, verify_file, verify_files
+from ds4c_runtime.manifest_checks import check_horizon, verify_file, verifying
 from ds4c_runtime.memory_plan import plan_memory
 from ds4c_runtime.registry import Entry
 from ds4c_runtime.requests import Event, Finished, GenerationRequest, LoadInfo, Started, TokenDelta
@@ -91,11 +91,11 @@ class Engine(SessionCalls):
             raise InvalidRequestError(
                 f"engine not loaded: expected at least 1 thread, got {threads}", field="threads"
             )
-        unverified = verify_files(folder, manifest, "load")
-        has_tokenizer = manifest.file("tokenizer.json") is not None
-        tokenizer = Tokenizer.from_file(folder / "tokenizer.json") if has_tokenizer else None
         loaded = make_device(device)
-        loaded.load(folder, manifest, threads)
+        with verifying(folder, manifest) as unverified:
+            has_tokenizer = manifest.file("tokenizer.json") is not None
+            tokenizer = Tokenizer.from_file(folder / "tokenizer.json") if has_tokenizer else None
+            loaded.load(folder, manifest, threads)
         engine = Engine(
             manifest,
             loaded,

@@ -11,7 +11,7 @@ from pathlib import Path
 from ds4c_runtime.device.base import Device
 from ds4c_runtime.device.cpu import CpuDevice
 from ds4c_runtime.manifest import Manifest
-from ds4c_runtime.manifest_checks import check_horizon, verify_files
+from ds4c_runtime.manifest_checks import check_horizon, verifying
 from ds4c_runtime.session import Session
 from ds4c_runtime.state import StateStore
 from ds4c_runtime.step import Stepper
@@ -55,9 +55,9 @@ def open_local(
     manifest = Manifest.read(folder)
     if check_rings:
         check_horizon(manifest)
-    verify_files(folder, manifest)
     device = CpuDevice()
-    device.load(folder, manifest, threads)
+    with verifying(folder, manifest):
+        device.load(folder, manifest, threads)
     count = sessions * manifest.limits.pages_per_session if pages is None else pages
     store = StateStore(manifest, device, sessions, count)
     return LocalModel(manifest, device, store, Stepper(manifest, device, store))

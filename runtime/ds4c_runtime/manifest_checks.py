@@ -7,7 +7,9 @@ folder (sizes and hashes). Neither repairs anything.
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Iterable, Sequence
+from collections.abc import Generator, Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 
@@ -16,6 +18,7 @@ from ds4c_runtime.manifest import ITEM_BYTES, MANIFEST_NAME, IoField, Manifest, 
 
 ALIGNMENT = 64
 """Kernels use aligned vector moves; an unaligned base address crashes."""
+WEIGHTS_NAME = "weights.bin"
 HASH_AT_LOAD_BYTES = 1 << 30
 """Artifacts up to this size are hashed before they are used."""
 ROWS_OFFSET = 16
@@ -92,11 +95,40 @@ def verify_files(folder: Path | str, manifest: Manifest, mode: VerifyMode = "loa
     names = [f.name for f in manifest.files]
     later = names if mode == "sizes" else []
     if mode == "load" and total > HASH_AT_LOAD_BYTES:
-        later = [n for n in names if n == "weights.bin"]
+        later = [n for n in names if n == WEIGHTS_NAME]
     for name in names:
         if name not in later:
             verify_file(root, manifest, name)
     return tuple(later)
+
+
+@contextmanager
+def verifying(folder: Path | str, manifest: Manifest) -> Generator[tuple[str, ...]]:
+    """Verify files, the weights of a small artifact while the body of the `with` loads the others.
+
+    Everything that is executed is hashed before the body runs; what goes wrong with the weights is
+    raised at its end, before anybody uses them.
+
+    Yields:
+        Names of the files that are hashed neither before nor during the body (`verify_files`).
+
+    Raises:
+        ArtifactError: as `verify_files`.
+    """
+    root = Path(folder)
+    verify_files(root, manifest, "sizes")
+    weights = [f.name for f in manifest.files if f.name == WEIGHTS_NAME]
+    for entry in manifest.files:
+        if entry.name not in weights:
+            verify_file(root, manifest, entry.name)
+    if sum(f.bytes for f in manifest.files) > HASH_AT_LOAD_BYTES:
+        yield tuple(weights)
+        return
+    with ThreadPoolExecutor(1, "ds4c-verify") as pool:  # hashing releases the GIL
+        hashed = [pool.submit(verify_file, root, manifest, name) for name in weights]
+        yield ()
+        for check in hashed:
+            check.result()
 
 
 def verify_file(folder: Path | str, manifest: Manifest, name: str) -> None:
@@ -136,7 +168,7 @@ def _check_files(manifest: Manifest) -> None:
             )
         if entry.bytes < 0:
             raise ArtifactError(f"file {name!r} rejected: expected a size of 0 or more, got {entry.bytes}")
-    weights = manifest.file("weights.bin")
+    weights = manifest.file(WEIGHTS_NAME)
     if weights is not None and weights.bytes != manifest.arenas.weights:
         raise ArtifactError(
             f"arena weights rejected: expected {weights.bytes} bytes (weights.bin), "

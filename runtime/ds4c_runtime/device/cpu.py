@@ -6,6 +6,7 @@ Needs neither the compiler nor TVM's Python package: the artifact brings its own
 from __future__ import annotations
 
 import ctypes
+import importlib
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -76,8 +77,7 @@ class CpuDevice:
         self._weights = map_file(folder / "weights.bin")
 
     def _load_libraries(self, folder: Path, manifest: Manifest) -> Any:
-        import tvm_ffi
-
+        tvm_ffi = _import_tvm_ffi()
         if tvm_ffi.__version__ != manifest.versions.tvm_ffi:
             raise DeviceError(
                 f"device cpu refused: expected apache-tvm-ffi {manifest.versions.tvm_ffi}, got "
@@ -110,6 +110,20 @@ class CpuDevice:
             held = (arena, self._from_dlpack(arena, require_alignment=ALIGNMENT))
             self._tensors[id(arena)] = held
         return held[1]
+
+
+def _import_tvm_ffi() -> Any:
+    """Import tvm-ffi without torch, which it would import too where it is installed: seconds of a load.
+
+    A process that has torch already keeps the bridge between the two.
+    """
+    if "torch" in sys.modules or "tvm_ffi" in sys.modules:
+        return importlib.import_module("tvm_ffi")
+    sys.modules["torch"] = None  # pyright: ignore[reportArgumentType]  # makes `import torch` fail
+    try:
+        return importlib.import_module("tvm_ffi")
+    finally:
+        del sys.modules["torch"]
 
 
 def _load_runtime(path: Path) -> None:

@@ -118,6 +118,7 @@ def test_devices_by_name() -> None:
         make_device("tpu")
 
 
+@pytest.mark.serial
 def test_import_is_fast_and_brings_no_compiler() -> None:
     code = (
         "import sys, time; start = time.perf_counter(); import ds4c_runtime.engine; "
@@ -126,7 +127,7 @@ def test_import_is_fast_and_brings_no_compiler() -> None:
         "print(*[m for m in banned if m in sys.modules])"
     )
     best = 10.0
-    for _ in range(3):
+    for _ in range(5):
         result = subprocess.run(
             [sys.executable, "-c", code], env={"PYTHONPATH": str(RUNTIME)}, capture_output=True
         )
