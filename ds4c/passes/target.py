@@ -6,6 +6,7 @@ Finding a target is by entry point (`ds4c.targets`), so the compiler imports non
 from __future__ import annotations
 
 import importlib
+import pkgutil
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
@@ -70,8 +71,9 @@ def get_target(name: str) -> Target:
     found = {e.name: e for e in entry_points(group="ds4c.targets")}
     if name in found:
         return found[name].load()
-    try:  # a bare checkout has no entry points
+    folders: list[str] = list(importlib.import_module("ds4c_targets").__path__)
+    bare = {m.name for m in pkgutil.iter_modules(folders) if m.ispkg}  # a bare checkout has no entry points
+    if name in bare:
         return importlib.import_module(f"ds4c_targets.{name}").TARGET
-    except ModuleNotFoundError:
-        known = ", ".join(sorted(found)) or "cpu"
-        raise TargetError(f"target: expected one of {known}, got {name}") from None
+    known = ", ".join(sorted({*found, *bare}))
+    raise TargetError(f"target: expected one of {known}, got {name or 'an empty name'}; choose one of them")

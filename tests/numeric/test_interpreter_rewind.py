@@ -44,7 +44,7 @@ def difference(name: str, walked: Machine, sessions: list[Session]) -> float:
 
 
 @pytest.mark.parametrize("after", ["plan-state", "lower-to-kernels"])
-@pytest.mark.parametrize("seed_of_walk", range(3))
+@pytest.mark.parametrize("seed_of_walk", range(2))
 def test_random_sessions_equal_fresh_ones(after: str, seed_of_walk: int) -> None:
     walked = machine("tiny-8", after=after)
     sessions, _ = random_walk(walked, "tiny-8", HORIZON, seed_of_walk, steps=25)
@@ -103,12 +103,16 @@ def shrunk(name: str, state: str, after: str) -> ModuleOp:
 
 
 @pytest.mark.parametrize(
-    "state", ["l0.raw", "l2.raw", "l2.kv", "l2.score", "l2.index_kv", "l3.kv", "l3.score", "l4.kv", "l5.raw"]
+    ("state", "after"),
+    [
+        *((s, "plan-state") for s in ("l0.raw", "l2.raw", "l2.score", "l2.index_kv", "l3.kv", "l5.score")),
+        ("l2.kv", "lower-to-kernels"),
+        ("l5.raw", "lower-to-kernels"),
+    ],
 )
-@pytest.mark.parametrize("after", ["plan-state", "lower-to-kernels"])
 def test_a_ring_one_row_too_small_is_found_out(state: str, after: str) -> None:
     worst = 0.0
-    for position in range(9, 17):
+    for position in (12, 16, 9, 10, 11, 13, 14, 15):  # most rings fail where a heavy window is full
         walked = machine("tiny-8", shrunk("tiny-8", state, after))
         sessions = draft_and_rewind(walked, "tiny-8", position)
         worst = max(worst, difference("tiny-8", walked, sessions))

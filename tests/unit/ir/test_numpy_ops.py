@@ -1,6 +1,7 @@
 """Tensor ops against formulations written out entry by entry in float64."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -11,7 +12,11 @@ from ds4c.ir.block import Block
 from ds4c.models.rope import angle_tables
 
 F64 = NDArray[np.float64]
-TIGHT = {"rtol": 1e-12, "atol": 1e-13}
+
+
+def close(got: Any, want: Any) -> bool:
+    """Equal to float64 rounding of a few operations."""
+    return bool(np.allclose(got, want, rtol=1e-12, atol=1e-13))
 
 
 def logistic(x: float) -> float:
@@ -22,7 +27,7 @@ def test_sigmoid_and_softplus_at_the_ends() -> None:
     x = np.array([-1000.0, -30.0, -1.0, 0.0, 1.0, 30.0, 1000.0])
     with np.errstate(over="raise", invalid="raise"):
         got, soft = ops.sigmoid(x), ops.softplus(x)
-    assert np.allclose(got[1:-1], [logistic(v) for v in x[1:-1]], **TIGHT)
+    assert close(got[1:-1], [logistic(v) for v in x[1:-1]])
     assert (got[0], got[-1]) == (0.0, 1.0)
     assert np.allclose(soft[1:-1], [math.log(1 + math.exp(v)) for v in x[1:-1]], rtol=1e-12)
     assert (soft[0], soft[-1]) == (0.0, 1000.0)
@@ -40,24 +45,24 @@ def test_embed_repeats_the_row_for_every_copy(rng: np.random.Generator) -> None:
 def test_linear_and_take_rows(rng: np.random.Generator) -> None:
     x, w = rng.normal(size=(3, 4)), rng.normal(size=(5, 4))
     want = [[sum(x[t, k] * w[n, k] for k in range(4)) for n in range(5)] for t in range(3)]
-    assert np.allclose(ops.linear(x, w), want, **TIGHT)
+    assert close(ops.linear(x, w), want)
     assert np.array_equal(ops.take_rows(x, np.array([2, 2, 0])), x[[2, 2, 0]])
 
 
 def test_grouped_linear_pairs_row_blocks_with_channel_blocks(rng: np.random.Generator) -> None:
     x, w = rng.normal(size=(2, 6)), rng.normal(size=(4, 3))
     want = np.concatenate([x[:, :3] @ w[:2].T, x[:, 3:] @ w[2:].T], axis=1)
-    assert np.allclose(ops.grouped_linear(x, w, 2), want, **TIGHT)
+    assert close(ops.grouped_linear(x, w, 2), want)
 
 
 def test_norms(rng: np.random.Generator) -> None:
     x, gain, eps = rng.normal(size=(3, 6)), rng.normal(size=6), 0.25
     for t in range(3):
         root = math.sqrt(sum(v * v for v in x[t]) / 6 + eps)
-        assert np.allclose(ops.rms_norm(x, gain, eps)[t], x[t] / root * gain, **TIGHT)
+        assert close(ops.rms_norm(x, gain, eps)[t], x[t] / root * gain)
         for half in (slice(0, 3), slice(3, 6)):
             root = math.sqrt(sum(v * v for v in x[t, half]) / 3 + eps)
-            assert np.allclose(ops.head_norm(x, 2, eps)[t, half], x[t, half] / root, **TIGHT)
+            assert close(ops.head_norm(x, 2, eps)[t, half], x[t, half] / root)
 
 
 def test_rope_table_is_the_angle_of_the_position() -> None:
@@ -81,8 +86,8 @@ def test_rope_rotates_pairs_of_the_last_channels(rng: np.random.Generator) -> No
             assert np.array_equal(got[t, h, :2], row[:2])
             for i in range(turned // 2):
                 z = complex(row[2 + 2 * i], row[3 + 2 * i]) * np.exp(1j * angles[t, i])
-                assert np.allclose(got[t, h, 2 + 2 * i : 4 + 2 * i], [z.real, z.imag], **TIGHT)
-    assert np.allclose(ops.rope(got.reshape(3, -1), table, heads, inverse=True), x, **TIGHT)
+                assert close(got[t, h, 2 + 2 * i : 4 + 2 * i], [z.real, z.imag])
+    assert close(ops.rope(got.reshape(3, -1), table, heads, inverse=True), x)
 
 
 def test_position_bias_follows_the_absolute_position(rng: np.random.Generator) -> None:
@@ -141,7 +146,7 @@ def test_hc_mix_is_sinkhorn_with_columns_last(iters: int, rng: np.random.Generat
     for t in range(4):
         want = hc_by_hand(x[t], fn, base, scale, iters, 1e-3)
         for got, expected in zip((pre[t], post[t], mix[t]), want, strict=True):
-            assert np.allclose(got, expected, **TIGHT)
+            assert close(got, expected)
     mix = ops.hc_mix(x, fn, base, scale, iters, 1e-12, 1e-6)[2]
     assert np.allclose(mix.sum(axis=1), 1, atol=1e-6)  # for each next stream, over the streams before
     assert not np.allclose(mix.sum(axis=2), 1, atol=1e-6)
@@ -155,7 +160,7 @@ def test_hc_post_contracts_the_first_index_of_the_mix(rng: np.random.Generator) 
     for t in range(2):
         for k in range(n):
             want = post[t, k] * y[t] + sum(mix[t, j, k] * x[t, j] for j in range(n))
-            assert np.allclose(got[t, k], want, **TIGHT)
+            assert close(got[t, k], want)
     assert not np.allclose(got, ops.hc_post(x, y, post, mix.transpose(0, 2, 1)))
 
 
@@ -163,14 +168,14 @@ def test_hc_pre_and_collapse(rng: np.random.Generator) -> None:
     n, d = 3, 4
     x, pre = rng.normal(size=(2, n, d)), rng.normal(size=(2, n))
     for t in range(2):
-        assert np.allclose(ops.hc_pre(x, pre)[t], sum(pre[t, j] * x[t, j] for j in range(n)), **TIGHT)
+        assert close(ops.hc_pre(x, pre)[t], sum(pre[t, j] * x[t, j] for j in range(n)))
     fn, base, scale = rng.normal(size=(n, n * d)), rng.normal(size=n), np.array([1.7])
     got = ops.hc_collapse(x, fn, base, scale, 1e-3, 1e-6)
     for t in range(2):
         flat = x[t].reshape(-1)
         control = fn @ (flat / math.sqrt(np.mean(flat**2) + 1e-6))
         weigh = [logistic(control[j] * 1.7 + base[j]) + 1e-3 for j in range(n)]
-        assert np.allclose(got[t], sum(weigh[j] * x[t, j] for j in range(n)), **TIGHT)
+        assert close(got[t], sum(weigh[j] * x[t, j] for j in range(n)))
 
 
 # -------------------------------------------------------------------------------------------- experts
@@ -185,7 +190,7 @@ def test_scored_routing_selects_with_the_bias_and_weighs_without_it() -> None:
     experts, weights = ops.route_top(logits, bias, 2, 1.5)
     assert experts.tolist() == [[2, 0]]
     chosen = [score_of(0.0), score_of(2.0)]
-    assert np.allclose(weights, [[1.5 * s / sum(chosen) for s in chosen]], **TIGHT)
+    assert close(weights, [[1.5 * s / sum(chosen) for s in chosen]])
 
 
 def test_scored_routing_gives_ties_to_the_lower_expert() -> None:
@@ -201,7 +206,7 @@ def test_hash_routing_takes_the_experts_of_the_token_in_the_order_of_the_table()
     assert experts.dtype == np.int32
     for row, chosen in zip(weights, ([3.0, 1.0], [2.0, 0.0]), strict=True):
         scores = [score_of(v) for v in chosen]
-        assert np.allclose(row, [2.0 * s / sum(scores) for s in scores], **TIGHT)
+        assert close(row, [2.0 * s / sum(scores) for s in scores])
 
 
 def test_routing_of_scores_that_are_all_zero_divides_by_the_guard() -> None:

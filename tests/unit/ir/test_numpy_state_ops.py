@@ -1,6 +1,7 @@
 """Ops on rows of states: addressing, visibility, pooling, selection, attention, and NaN in dead rows."""
 
 import math
+from typing import Any
 
 import numpy as np
 import pytest
@@ -10,8 +11,12 @@ from ds4c.ir import numpy_ops as ops
 from ds4c.ir.block import Block
 
 F64 = NDArray[np.float64]
-TIGHT = {"rtol": 1e-12, "atol": 1e-13}
 NAN = np.nan
+
+
+def close(got: Any, want: Any) -> bool:
+    """Equal to float64 rounding of a few operations."""
+    return bool(np.allclose(got, want, rtol=1e-12, atol=1e-13))
 
 
 def ring_at(rows: F64, position: int, capacity: int, span: int, slots: int = 2, slot: int = 1) -> F64:
@@ -82,7 +87,7 @@ def test_pool(every: int, lanes: int, first: int, rows: int, rng: np.random.Gene
     numbers = [p // every for p in range(first, total) if (p + 1) % every == 0]
     assert got.shape == (len(numbers), 3)
     for row, j in zip(got, numbers, strict=True):
-        assert np.allclose(row, pooled_by_hand(kv, score, j, every, lanes), **TIGHT)
+        assert close(row, pooled_by_hand(kv, score, j, every, lanes))
 
 
 def test_the_first_overlapping_window_has_the_entries_of_its_own_rows_only() -> None:
@@ -98,8 +103,8 @@ def test_pool_of_two_segments_keeps_them_apart(rng: np.random.Generator) -> None
     block = Block.of((0, 0, 5), (1, 0, 4))
     old = np.zeros((2, 7, 2))
     got = ops.pool(old, kv, old, score, block, 4, 2)
-    assert np.allclose(got[0], pooled_by_hand(kv[:5], score[:5], 0, 4, 2), **TIGHT)
-    assert np.allclose(got[1], pooled_by_hand(kv[5:], score[5:], 0, 4, 2), **TIGHT)
+    assert close(got[0], pooled_by_hand(kv[:5], score[:5], 0, 4, 2))
+    assert close(got[1], pooled_by_hand(kv[5:], score[5:], 0, 4, 2))
 
 
 # ---------------------------------------------------------------------------------- scores and selection
@@ -127,7 +132,7 @@ def test_index_scores_and_what_is_not_visible(rng: np.random.Generator) -> None:
                 continue
             dots = [q[t, h * width : (h + 1) * width] @ rows[1, j] for h in range(heads)]
             want = sum(weights[t, h] * 0.5 * max(0.0, dots[h]) for h in range(heads))
-            assert np.allclose(got[t, j], want, **TIGHT)
+            assert close(got[t, j], want)
 
 
 def test_select_rows_prefers_the_lower_row_and_sorts() -> None:
@@ -183,7 +188,7 @@ def test_attention(window: int, first: int, selected: int | None, rng: np.random
         chosen = range((p + 1) // every) if selection is None else [j for j in selection[t] if j >= 0]
         seen += [compressed[1, j] for j in chosen]
         want = attention_by_hand(q[t].reshape(heads, width), sink, np.array(seen), scale)
-        assert np.allclose(got[t], want.reshape(-1), **TIGHT)
+        assert close(got[t], want.reshape(-1))
 
 
 def test_the_sink_is_not_scaled() -> None:
@@ -198,7 +203,7 @@ def test_the_sink_is_not_scaled() -> None:
             scale,
             1,
         )
-        assert np.allclose(got, 1 / (1 + math.exp(1.5)), **TIGHT)
+        assert close(got, 1 / (1 + math.exp(1.5)))
 
 
 def test_a_huge_sink_leaves_nothing_and_no_nan() -> None:
