@@ -14,10 +14,11 @@ ALIGNMENT = 64
 
 
 def aligned_zeros(size: int) -> Arena:
-    """Zeroed bytes at a 64-byte aligned address; pages are taken when first written."""
+    """Zeroed bytes at a 64-byte aligned address, also for size 0; pages are taken when first written."""
     raw = np.zeros(size + ALIGNMENT, np.uint8)
-    start = -raw.ctypes.data % ALIGNMENT
-    return raw[start : start + size]
+    # A slice would do but for size 0, where NumPy gives the address of `raw`: a model without compressed
+    # rows has no pages, and its empty arena is passed to the kernels too.
+    return np.ndarray(size, np.uint8, raw, -raw.ctypes.data % ALIGNMENT)
 
 
 def map_file(path: Path) -> Arena:
