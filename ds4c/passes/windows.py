@@ -54,15 +54,15 @@ class CounterExample:
 
 
 def derive_capacity(reads: ReadSet, distance: int) -> int:
-    """Smallest ring capacity for rewinds of up to `distance` below the high water; enumerates every phase."""
+    """Smallest ring capacity for rewinds of up to `distance` below the high water; enumerates every phase.
+
+    A read set that never looks back (a window of one token) still gets `distance` rows: with fewer, a write
+    after a rewind would replace a later row, and the invariant of `prove` would not hold.
+    """
     base = 1 << 20
     base -= base % reads.every
-    need = 1
-    for c in range(base, base + reads.every):
-        begin = reads.begin(c)
-        if begin < c:
-            need = max(need, c + distance - begin)
-    return need
+    positions = range(base, base + reads.every)
+    return max(1, distance + max(c - min(reads.begin(c), c) for c in positions))
 
 
 def prove(reads: ReadSet, capacity: int, distance: int) -> CounterExample | None:

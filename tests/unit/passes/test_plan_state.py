@@ -53,6 +53,14 @@ def test_capacity_is_the_closed_rule(name: str, horizon: int) -> None:
     assert find_state(planned(ring(name), horizon=horizon), "s").capacity == want
 
 
+def test_a_window_of_one_token_has_room_for_the_distance() -> None:
+    """Nothing is ever read from such a ring, but a write after a rewind must not replace a later row."""
+    reads = read_set(StateOp.make("s", StateKind.RING, rows_tensor(2), 1, raw_reads(1)))
+    assert derive_capacity(reads, 7) == 7
+    assert prove(reads, 7, 7) is None
+    assert prove(reads, 6, 7) is not None
+
+
 @pytest.mark.parametrize("distance", [1, 2, 7, 33])
 @pytest.mark.parametrize("name", READS)
 def test_proof_holds_and_fails_for_one_row_less(name: str, distance: int) -> None:
