@@ -45,7 +45,8 @@ def check_checkpoint(checkpoint: Checkpoint, progress: Progress | None = None) -
         problems.append(f"{len(wrong)} wrong: " + "; ".join(wrong[:MAX_LISTED]) + more)
     if problems:
         raise MalformedInputError(
-            f"{checkpoint.folder}: tensors do not fit config.json: {' | '.join(problems)}"
+            f"{checkpoint.folder}: tensors do not fit config.json: expected those it describes, "
+            f"got {' | '.join(problems)}"
         )
 
 

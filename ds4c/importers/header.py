@@ -68,7 +68,9 @@ def read_header(path: Path) -> dict[str, StoredTensor]:
                 )
             text = file.read(header_bytes)
     except OSError as error:
-        raise _fail(path, f"not readable: {error}") from error
+        raise _fail(
+            path, f"not read: expected a readable file, got {error.strerror}; check the path"
+        ) from error
     entries = _parse(path, text)
     entries.pop("__metadata__", None)
     data_start = 8 + header_bytes

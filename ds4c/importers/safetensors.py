@@ -165,6 +165,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
     expected = expected_tensors(config)
     known = {name: found[name] for name in expected if name in found}
     tokenizer = path / "tokenizer.json"
+    if not tokenizer.is_file() and (tokenizer.exists() or tokenizer.is_symlink()):
+        raise MalformedInputError(f"{tokenizer}: expected a file or none, got something else; remove it")
     return Checkpoint(
         folder=path,
         config=config,
@@ -211,7 +213,8 @@ def _sharded_tensors(folder: Path, index: Path) -> dict[str, tuple[Path, StoredT
     missing = [shard for shard in shards if not (folder / shard).is_file()]
     if missing:
         raise MalformedInputError(
-            f"{index}: missing shards: {some(missing)}; download them next to the index"
+            f"{index}: missing shards: expected every shard that it lists, got none of {some(missing)}; "
+            "download them next to the index"
         )
     stored: dict[str, tuple[Path, StoredTensor]] = {}
     unlisted: list[str] = []
@@ -231,11 +234,14 @@ def _sharded_tensors(folder: Path, index: Path) -> dict[str, tuple[Path, StoredT
 
 def _weight_map(index: Path) -> dict[str, str]:
     """Read the shard of each main tensor; a shard must be a plain file name beside the index."""
-    if index.stat().st_size > MAX_INDEX_BYTES:
-        raise MalformedInputError(
-            f"{index}: expected at most {MAX_INDEX_BYTES} bytes, got {index.stat().st_size}"
-        )
-    weight_map = load_json_object(index, index.read_bytes(), "index").get("weight_map")
+    try:
+        size = index.stat().st_size
+        content = index.read_bytes() if size <= MAX_INDEX_BYTES else b""
+    except OSError as error:
+        raise MalformedInputError(f"{index}: expected a readable file, got {error.strerror}") from error
+    if size > MAX_INDEX_BYTES:
+        raise MalformedInputError(f"{index}: expected at most {MAX_INDEX_BYTES} bytes, got {size}")
+    weight_map = load_json_object(index, content, "index").get("weight_map")
     if not isinstance(weight_map, dict):
         raise MalformedInputError(f"{index}: weight_map: expected an object, got {weight_map!r}")
     result: dict[str, str] = {}

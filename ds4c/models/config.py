@@ -130,16 +130,32 @@ def load_config(path: Path) -> ModelConfig:
     try:
         text = path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise UsageError(f"{path}: no such file; give the folder of a Hugging Face checkpoint") from None
+        raise UsageError(
+            f"{path} not read: expected a config.json, got no such file; give the folder of a Hugging Face "
+            "checkpoint"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
-        raise MalformedInputError(f"{path}: not readable as text: {error}") from error
+        raise MalformedInputError(
+            f"{path} not read: expected readable UTF-8 text, got {error}; copy it again"
+        ) from error
     try:
-        data: object = json.loads(text)
-    except (json.JSONDecodeError, RecursionError) as error:
-        raise MalformedInputError(f"{path}: expected JSON, got {error}") from error
+        data: object = json.loads(text, object_pairs_hook=_unique_keys)
+    except (ValueError, RecursionError) as error:
+        raise MalformedInputError(f"{path} not read: expected JSON, got {error}; copy it again") from error
     if not isinstance(data, dict):
-        raise MalformedInputError(f"{path}: expected a JSON object, got {type(data).__name__}")
+        raise MalformedInputError(
+            f"{path} not read: expected a JSON object, got {type(data).__name__}; copy it again"
+        )
     return config_from_dict(cast(dict[str, object], data), str(path))
+
+
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Object of JSON; `json` itself would drop all but the last of equal keys in silence."""
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(n for n in names if names.count(n) > 1)!r} twice")
+    return result
 
 
 def config_from_dict(data: Mapping[str, object], source: str = "config.json") -> ModelConfig:

@@ -31,7 +31,9 @@ class KeyReader:
 
     def contradiction(self, first: str, second: str) -> MalformedInputError:
         """Make an error about two keys that disagree; each side is `key gives value`."""
-        return self.fail(f"contradictory keys: {first}, {second}; correct or remove one of them")
+        return self.fail(
+            f"contradictory keys: {first}, {second}: expected the same, got both; correct or remove one"
+        )
 
     def require(self, alternatives: Sequence[Sequence[str]]) -> None:
         """Check that of every group of alternative keys at least one is present.
@@ -42,7 +44,8 @@ class KeyReader:
         missing = [" or ".join(group) for group in alternatives if not any(map(self.has, group))]
         if missing:
             raise self.fail(
-                f"missing keys: {', '.join(missing)}; take them from the model's published config.json"
+                f"missing keys: {', '.join(missing)}: expected all of them, got none; take them from the "
+                "model's published config.json"
             )
 
     def integer(self, key: str, minimum: int = 1) -> int:

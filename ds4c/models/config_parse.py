@@ -92,17 +92,19 @@ def _check_architecture(reader: KeyReader) -> None:
     if not reader.has("model_type"):
         if reader.has("dim") and reader.has("n_layers"):
             raise reader.fail(
-                "this is the configuration of DeepSeek's reference inference code (keys dim, n_layers); "
-                "give the Hugging Face folder, whose config.json has model_type deepseek_v4"
+                "this is the configuration of DeepSeek's reference inference code (keys dim, n_layers): "
+                "expected model_type deepseek_v4, got none; give the Hugging Face folder"
             )
-        raise reader.fail("missing keys: model_type; expected deepseek_v4")
+        raise reader.fail(
+            "missing keys: model_type: expected deepseek_v4, got none; give the Hugging Face folder"
+        )
     model_type = reader.data["model_type"]
     if model_type == "deepseek_v4":
         return
     if isinstance(model_type, str) and model_type.startswith(("deepseek_v41", "deepseek41")):
         raise reader.fail(
-            f"model_type: {model_type} (DeepSeek-V4.1) is not supported: its attention and "
-            "hyper-connections differ; expected deepseek_v4"
+            f"model_type: {model_type} (DeepSeek-V4.1) is not supported, its attention and "
+            f"hyper-connections differ: expected deepseek_v4, got {model_type}"
         )
     raise reader.fail(
         f"model_type: expected deepseek_v4, got {model_type!r}; other architectures are not supported"

@@ -357,7 +357,7 @@ def test_load_config_reads_the_bundled_model() -> None:
     [
         (b"{", "expected JSON"),
         (b"[1]", "expected a JSON object, got list"),
-        (b"\xff\xfe", "not readable as text"),
+        (b"\xff\xfe", "expected readable UTF-8 text"),
         (b"[" * 100_000, "expected JSON"),
     ],
 )
@@ -370,7 +370,7 @@ def test_damaged_files(tmp_path: Path, content: bytes, pattern: str) -> None:
 
 
 def test_missing_file_is_a_usage_error(tmp_path: Path) -> None:
-    with pytest.raises(UsageError, match=r"config.json: no such file"):
+    with pytest.raises(UsageError, match=r"config.json not read: .*got no such file"):
         load_config(tmp_path / "config.json")
 
 
