@@ -11,14 +11,14 @@ import os
 import shutil
 import tempfile
 from collections.abc import Callable, Generator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any, Literal, cast
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ds4c.errors import UsageError
+from ds4c.errors import Ds4cError, UsageError
 from ds4c.ir.kernel import ROWS_OFFSET, BlockLayout
 from ds4c.passes.plan import Plan
 from ds4c.passes.planned import Planned, PlannedState, PlannedWeight
@@ -55,35 +55,85 @@ def new_folder(path: Path, replace: bool) -> Generator[Path]:
     """A temporary folder beside `path` that takes its name on success and vanishes on failure.
 
     Raises:
-        UsageError: `path` exists and `replace` is False, or its parent is no folder.
+        UsageError: `path` exists and `replace` is False, or no folder can be made beside it.
+        Ds4cError: a file could not be written, for want of room for example.
     """
     parent = path.absolute().parent
-    if path.exists() and not replace:
+    made: list[Path] = []
+    work = None
+    try:
+        try:
+            _check_free(path, replace)
+            _make_folders(parent, made)
+            work = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=parent))
+            os.chmod(work, 0o755)
+        except OSError as error:
+            raise UsageError(
+                f"output {path}: expected a new folder in one that can be written, got {error.strerror}; "
+                "choose another"
+            ) from error
+        try:
+            yield work
+            _publish(work, path, replace)
+        except OSError as error:
+            if error.filename is not None and not _is_below(Path(os.fsdecode(error.filename)), parent):
+                raise
+            raise Ds4cError(
+                f"output {path}: expected room and rights to write it, got {error.strerror}; free space or "
+                "choose another"
+            ) from error
+        made.clear()
+    finally:
+        if work is not None:
+            shutil.rmtree(work, ignore_errors=True)
+        for folder in reversed(made):
+            with suppress(OSError):  # somebody else put something there
+                folder.rmdir()
+
+
+def _check_free(path: Path, replace: bool) -> None:
+    """Refuse a name that is taken by something else than an artifact to replace."""
+    if not (path.exists() or path.is_symlink()):
+        return
+    if not replace:
         raise UsageError(f"output {path}: expected a name that is free, got an existing one; use --force")
-    if path.exists() and not (path / schema.MANIFEST_NAME).is_file():
+    if not path.absolute().name or path.is_symlink() or not (path / schema.MANIFEST_NAME).is_file():
         raise UsageError(
             f"output {path}: expected an artifact to replace, got something else; remove it yourself"
         )
-    parent.mkdir(parents=True, exist_ok=True)
-    work = Path(tempfile.mkdtemp(prefix=f".{path.name}.", dir=parent))
-    try:
-        os.chmod(work, 0o755)
-        yield work
-        _publish(work, path)
-    finally:
-        shutil.rmtree(work, ignore_errors=True)
 
 
-def _publish(work: Path, path: Path) -> None:
+def _make_folders(folder: Path, made: list[Path]) -> None:
+    """Make a folder and what is missing above it, outermost first; `made` gets what was not there."""
+    missing = [f for f in (folder, *folder.parents) if not f.exists()]
+    for each in reversed(missing):
+        each.mkdir(exist_ok=True)
+        made.append(each)
+
+
+def _is_below(path: Path, folder: Path) -> bool:
+    return path.absolute().is_relative_to(folder)
+
+
+def _publish(work: Path, path: Path, replace: bool) -> None:
+    """Give the complete folder its name; on failure an artifact that was there is there again."""
     _sync_folder(work)
-    old = None
-    if path.exists():
-        old = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=work.parent)) / path.name
-        os.rename(path, old)
-    os.rename(work, path)
-    _sync_folder(path.absolute().parent)
-    if old is not None:
-        shutil.rmtree(old.parent, ignore_errors=True)
+    _check_free(path, replace)  # again: another build may have taken the name meanwhile
+    if not path.exists():
+        os.rename(work, path)
+        _sync_folder(path.absolute().parent)
+        return
+    aside = Path(tempfile.mkdtemp(prefix=f".{path.name}.old.", dir=work.parent))
+    try:
+        os.rename(path, aside / "old")
+        os.rename(work, path)
+        _sync_folder(path.absolute().parent)
+    except BaseException:
+        if (aside / "old").exists() and not path.exists():
+            os.rename(aside / "old", path)
+        raise
+    finally:
+        shutil.rmtree(aside, ignore_errors=True)
 
 
 def _sync_folder(folder: Path) -> None:

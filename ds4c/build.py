@@ -14,7 +14,7 @@ from xdsl.dialects.builtin import ModuleOp
 from xdsl.utils.exceptions import DiagnosticException
 
 from ds4c import artifact
-from ds4c.errors import CompileError, TargetError, UsageError
+from ds4c.errors import CompileError, MalformedInputError, TargetError, UsageError
 from ds4c.importers.safetensors import Checkpoint, open_checkpoint
 from ds4c.ir.dialect import print_module
 from ds4c.models.config import ModelConfig
@@ -26,9 +26,15 @@ from ds4c.passes.planned import planned_of
 from ds4c.passes.program import program_of
 from ds4c.passes.target import Target, get_target
 from ds4c_runtime import manifest as schema
+from ds4c_runtime.errors import ArtifactError
+from ds4c_runtime.tokenizer import Tokenizer
 
 DEFAULT_CONTEXT = 65536
 """Largest context without `--context`; page tables and scratch grow with it."""
+MAX_SEGMENTS = 4096
+"""Most sessions of a step; the io arena grows with them."""
+MAX_NAME = 200
+"""Longest model name, in characters."""
 
 
 @dataclass(frozen=True)
@@ -88,20 +94,20 @@ def build(
     """
     start = time.monotonic()
     target, variant = _target(options.target)
+    name = _model_name(options.name or source.absolute().name)
     with artifact.new_folder(folder, options.replace) as work:
         report(Stage("open", str(source)))
         checkpoint = open_checkpoint(source)
+        chosen = resolve_options(checkpoint.config, options)  # refused before all data is read
         _check(checkpoint, report)
-        compiled = _compile(checkpoint, target, options, report)
+        compiled = _compile(checkpoint, target, chosen, options.dump_ir, report)
         program = program_of(compiled.module)
         report(Stage("kernels", f"{len(program.kernels)} kernels for {target.name}:{variant}"))
         target.build_library(program, variant, str(work / "kernels.so"))
         _write_weights(work, checkpoint, target, compiled, report)
         _write_side_files(work, checkpoint, compiled.module, target)
         report(Stage("manifest"))
-        manifest = _manifest(
-            work, checkpoint, target, variant, compiled, options.name or source.absolute().name
-        )
+        manifest = _manifest(work, checkpoint, target, variant, compiled, name)
         artifact.write_text(work / schema.MANIFEST_NAME, manifest.to_json())
     return BuildReport(folder, manifest, len(program.kernels), time.monotonic() - start)
 
@@ -122,8 +128,18 @@ def _target(text: str) -> tuple[Target, str]:
     return target, target.resolve_variant(variant)
 
 
+def _model_name(name: str) -> str:
+    """The name for the manifest; clients see it, so it must be text that can be sent and shown."""
+    if not name or len(name) > MAX_NAME or not name.isprintable():
+        raise UsageError(
+            f"--name: expected 1 to {MAX_NAME} printable characters, got {name[:40]!r}; give another name"
+        )
+    return name
+
+
 def _check(checkpoint: Checkpoint, report: Report) -> None:
     done = 0
+    _check_tokenizer(checkpoint)
 
     def progress(name: str, size: int) -> None:
         nonlocal done
@@ -131,6 +147,26 @@ def _check(checkpoint: Checkpoint, report: Report) -> None:
         report(Stage("check", name, done, checkpoint.total_bytes))
 
     checkpoint.check(progress)
+
+
+def _check_tokenizer(checkpoint: Checkpoint) -> None:
+    """Refuse a tokenizer that the runtime would refuse, before an artifact is made of it.
+
+    Raises:
+        MalformedInputError: it cannot be read, or has tokens that the model lacks.
+    """
+    if checkpoint.tokenizer_path is None:
+        return
+    most = checkpoint.config.vocab_size
+    try:
+        tokenizer = Tokenizer.from_file(checkpoint.tokenizer_path)
+    except ArtifactError as error:
+        raise MalformedInputError(f"{checkpoint.tokenizer_path}: {error}") from error
+    if tokenizer.vocab_size > most:
+        raise MalformedInputError(
+            f"{checkpoint.tokenizer_path}: expected at most {most} tokens (vocab_size of config.json), got "
+            f"{tokenizer.vocab_size}; copy both from the same model"
+        )
 
 
 def resolve_options(config: ModelConfig, options: BuildOptions) -> PipelineOptions:
@@ -142,30 +178,46 @@ def resolve_options(config: ModelConfig, options: BuildOptions) -> PipelineOptio
     most = config.max_position_embeddings
     context = options.context or min(most, DEFAULT_CONTEXT)
     if not 1 <= context <= most:
-        raise UsageError(f"--context: expected 1 to {most} (max_position_embeddings), got {context}")
+        raise UsageError(
+            f"--context: expected 1 to {most} (max_position_embeddings), got {context}; choose another"
+        )
     for name in ("horizon", "rows", "segments", "logit_rows"):
         value = getattr(options, name)
         low = 1 if name == "segments" else 0
         if value < low:
-            raise UsageError(f"--{name.replace('_', '-')}: expected at least {low}, got {value}")
+            raise UsageError(
+                f"--{name.replace('_', '-')}: expected at least {low}, got {value}; choose another"
+            )
+    if options.horizon > context:
+        raise UsageError(
+            f"--horizon: expected at most the context of {context} tokens, got {options.horizon}; "
+            "choose another"
+        )
+    if options.segments > MAX_SEGMENTS:
+        raise UsageError(
+            f"--segments: expected at most {MAX_SEGMENTS}, got {options.segments}; choose another"
+        )
     rows = options.rows or min(256, context)
     if rows > context:
-        raise UsageError(f"--rows: expected at most the context of {context} tokens, got {rows}")
+        raise UsageError(
+            f"--rows: expected at most the context of {context} tokens, got {rows}; choose another"
+        )
     logit_rows = options.logit_rows or min(64, rows)
     if logit_rows > rows:
-        raise UsageError(f"--logit-rows: expected at most --rows {rows}, got {logit_rows}")
+        raise UsageError(f"--logit-rows: expected at most --rows {rows}, got {logit_rows}; choose another")
     target = options.target.partition(":")[0]
     return PipelineOptions(target, options.horizon, context, rows, options.segments, logit_rows)
 
 
-def _compile(checkpoint: Checkpoint, target: Target, options: BuildOptions, report: Report) -> Compiled:
+def _compile(
+    checkpoint: Checkpoint, target: Target, chosen: PipelineOptions, dump_ir: Path | None, report: Report
+) -> Compiled:
     config = checkpoint.config
-    chosen = resolve_options(config, options)
     weights = ir_weights(config, chosen.context, lambda name: checkpoint.load(name).dtype.name)
     module = build_module(config, weights)
     try:
         passes = pipeline(chosen)
-        run_pipeline(module, passes, options.dump_ir, lambda name: report(Stage("passes", name)))
+        run_pipeline(module, passes, dump_ir, lambda name: report(Stage("passes", name)))
     except TargetError:
         raise
     except DiagnosticException as error:
