@@ -10,6 +10,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
@@ -68,7 +69,7 @@ def build_library(
         _publish(kept, Path(path))
         return
     say(f"compiling {len(program.kernels)} kernels for {toolchain.variant}")
-    with tempfile.TemporaryDirectory(prefix="ds4c-compile-") as folder:
+    with tempfile.TemporaryDirectory(prefix="ds4c-compile-", ignore_cleanup_errors=True) as folder:
         output = Path(folder) / "library.so"
         _run_child(text, toolchain, output)
         if kept is not None:
@@ -102,17 +103,28 @@ def _run_child(text: str, toolchain: Toolchain, output: Path) -> None:
     }
     request_file = output.parent / "request.json"
     request_file.write_text(json.dumps(request))
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p))
-    done = subprocess.run(
+    folder = str(output.parent)
+    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p), TMPDIR=folder)
+    # A group of its own, so that the linker can be ended with its parent, whatever ended that.
+    child = subprocess.Popen(
         [sys.executable, "-m", "ds4c.lower.compile", str(request_file)],
-        capture_output=True,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
         text=True,
+        errors="replace",
         env=environment,
-        check=False,
+        start_new_session=True,
     )
-    if done.returncode == 0 and output.exists():
+    try:
+        stdout, stderr = child.communicate()
+    finally:
+        with suppress(ProcessLookupError):
+            os.killpg(child.pid, signal.SIGKILL)
+        child.wait()
+    if child.returncode == 0 and output.exists():
         return
-    raise _failure(done.returncode, done.stdout, done.stderr)
+    raise _failure(child.returncode, stdout, stderr)
 
 
 def _failure(code: int, stdout: str, stderr: str) -> Exception:
@@ -123,7 +135,9 @@ def _failure(code: int, stdout: str, stderr: str) -> Exception:
         return getattr(errors, found["error"])(found["message"])
     how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
     last = (stderr.strip().splitlines() or ["no message"])[-1]
-    return CompileError(f"kernel compiler: expected exit code 0, got {how} ({last}); nothing was written")
+    return CompileError(
+        f"kernel compiler: expected exit code 0, got {how} ({last[-300:]}); nothing was written, build again"
+    )
 
 
 def _publish(source: Path, target: Path) -> None:
