@@ -83,13 +83,12 @@ class Chat:
     def loop(self) -> None:
         """Until end of input or /quit; a failed line leaves the conversation as it was."""
         while True:
-            line = self._read()
-            if line is None or line == "/quit":
-                return
-            if not line:
-                continue
             try:
-                self._obey(line)
+                line = self._read()
+                if line is None or line == "/quit":
+                    return
+                if line:
+                    self._obey(line)
             except Exception as error:
                 described = describe_failure(error)
                 if described is None:
@@ -100,8 +99,11 @@ class Chat:
         if sys.stdin.isatty():
             sys.stderr.write(f"{self._talk.name}> ")
             sys.stderr.flush()
-        line = sys.stdin.readline()
-        return line.strip() if line else None
+        line = sys.stdin.buffer.readline()
+        try:
+            return line.decode("utf-8").strip() if line else None
+        except UnicodeDecodeError:
+            raise CommandFailure("line not read: expected UTF-8, got other bytes; type it again") from None
 
     def _obey(self, line: str) -> None:
         if not line.startswith("/"):

@@ -18,6 +18,7 @@ from ds4c.cli.common import (
     print_json,
     print_note,
     print_result,
+    read_text,
     usage_error,
 )
 
@@ -38,14 +39,26 @@ class Connection:
     timeout: float | None
 
 
+MOST_U32, MOST_U64 = (1 << 32) - 1, (1 << 64) - 1
+MOST_SECONDS = 1e9
+
 SessionArgument = Annotated[str, typer.Argument(metavar="SESSION", help="Session id.", show_default=False)]
-ToOption = Annotated[int | None, typer.Option("--to", help="Target position.", show_default=False)]
+ToOption = Annotated[
+    int | None, typer.Option("--to", max=MOST_U64, help="Target position.", show_default=False)
+]
 DropOption = Annotated[
-    int | None, typer.Option("--drop", min=0, help="Tokens to drop from the end.", show_default=False)
+    int | None,
+    typer.Option("--drop", min=0, max=MOST_U32, help="Tokens to drop from the end.", show_default=False),
 ]
 ExpectedOption = Annotated[
     int | None,
-    typer.Option("--expected-position", help="Refuse unless the session is here.", show_default=False),
+    typer.Option(
+        "--expected-position",
+        min=0,
+        max=MOST_U64,
+        help="Refuse unless the session is here.",
+        show_default=False,
+    ),
 ]
 
 
@@ -70,7 +83,8 @@ def connect(
     tls_cert: Annotated[Path | None, typer.Option(help="PEM file of the client.", show_default=False)] = None,
     tls_key: Annotated[Path | None, typer.Option(help="PEM file of the client.", show_default=False)] = None,
     timeout: Annotated[
-        float | None, typer.Option(min=0, help="Deadline of the call in seconds.", show_default=False)
+        float | None,
+        typer.Option(min=0, max=MOST_SECONDS, help="Deadline of the call in seconds.", show_default=False),
     ] = None,
 ) -> None:
     """Call a server: generate, rewind, fork, plan, sessions.
@@ -78,14 +92,35 @@ def connect(
     Example: ds4c client --addr 127.0.0.1:50051 generate -p "The capital of France is" --json
     """
     if (tls_cert or tls_key) and not (tls_ca and tls_cert and tls_key):
-        usage_error("client refused: expected --tls-ca, --tls-cert and --tls-key together, got only some")
+        usage_error(
+            "client refused: expected --tls-ca, --tls-cert and --tls-key together, got only some; give all"
+        )
     token = os.environ.get("DS4C_TOKEN", "")
     if token_file is not None:
-        lines = [line.strip() for line in token_file.read_text().splitlines()]
+        lines = [line.strip() for line in read_text(token_file, "a token file").splitlines()]
         token = next((line for line in lines if line and not line.startswith("#")), "")
         if not token:
-            usage_error(f"client refused: expected a token in {token_file}, got none")
+            usage_error(f"client refused: expected a token in {token_file}, got none; write one line into it")
+    if not token.isascii() or not token.isprintable():
+        usage_error(
+            "client refused: expected a token of printable ASCII, got other characters; check the token"
+        )
     context.obj = Connection(addr, token, tls_ca, tls_cert, tls_key, timeout)
+
+
+@contextmanager
+def making_request() -> Generator[None]:
+    """Refuse what the contract cannot hold: text that is not Unicode, numbers out of range.
+
+    Raises:
+        CommandFailure: a value does not fit its field (exit code 2).
+    """
+    try:
+        yield
+    except (ValueError, OverflowError) as error:
+        usage_error(
+            f"request not made: expected values that the contract can hold, got {error}; correct them"
+        )
 
 
 @contextmanager
@@ -102,12 +137,17 @@ def open_stubs(context: typer.Context) -> Generator["tuple[Stubs, dict[str, Any]
     from ds4c_serve import client
 
     connection: Connection = context.obj
-    channel = client.connect(
-        connection.address,
-        ca_file=connection.ca_file,
-        certificate=connection.certificate,
-        key=connection.key,
-    )
+    try:
+        channel = client.connect(
+            connection.address,
+            ca_file=connection.ca_file,
+            certificate=connection.certificate,
+            key=connection.key,
+        )
+    except OSError as error:
+        usage_error(
+            f"TLS files not read: expected PEM files, got {error.strerror} at {error.filename}; check it"
+        )
     arguments = {"metadata": client.authorization(connection.token), "timeout": connection.timeout}
     try:
         yield client.stubs(channel), arguments
@@ -142,14 +182,18 @@ def generate(
     tokens: Annotated[
         str | None, typer.Option(help="Token ids instead of text: 1,2,3.", show_default=False)
     ] = None,
-    max_tokens: Annotated[int | None, typer.Option(min=0, help="Most tokens.", show_default=False)] = None,
+    max_tokens: Annotated[
+        int | None, typer.Option(min=0, max=MOST_U32, help="Most tokens.", show_default=False)
+    ] = None,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
     top_p: Annotated[float, typer.Option(help="Share of the likeliest tokens.")] = 1.0,
-    top_k: Annotated[int, typer.Option(min=0, help="0: all tokens.")] = 0,
-    seed: Annotated[int, typer.Option(min=0, help="Of the draws.")] = 0,
+    top_k: Annotated[int, typer.Option(min=0, max=MOST_U32, help="0: all tokens.")] = 0,
+    seed: Annotated[int, typer.Option(min=0, max=MOST_U64, help="Of the draws.")] = 0,
     stop: Annotated[list[str] | None, typer.Option(help="Stop string; may repeat.")] = None,
     ignore_eos: Annotated[bool, typer.Option(help="Go on at end of sequence.")] = False,
-    rewind_to: Annotated[int | None, typer.Option(help="Rewind first.", show_default=False)] = None,
+    rewind_to: Annotated[
+        int | None, typer.Option(min=0, max=MOST_U64, help="Rewind first.", show_default=False)
+    ] = None,
     expected_position: ExpectedOption = None,
     parse_special: Annotated[bool, typer.Option(help="Read markers of special tokens in text.")] = False,
     add_bos: Annotated[bool, typer.Option(help="Begin-of-sequence token before the text.")] = False,
@@ -163,21 +207,22 @@ def generate(
     from ds4c_serve.v1 import engine_pb2 as pb
 
     if prompt is not None and tokens is not None:
-        usage_error("generate refused: expected --prompt or --tokens, got both")
+        usage_error("generate refused: expected --prompt or --tokens, got both; give one")
     wants_ids = ids or tokens is not None
-    request = pb.GenerateRequest(
-        session_id=session,
-        rewind_to=rewind_to,
-        expected_position=expected_position,
-        sampling=pb.Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed),
-        stop=pb.StopCondition(max_output_tokens=max_tokens, strings=stop or [], ignore_eos=ignore_eos),
-        return_text=not wants_ids,
-        return_token_ids=wants_ids or as_json,
-    )
-    if prompt is not None:
-        request.prompt.CopyFrom(pb.Prompt(text=prompt, parse_special=parse_special, add_bos=add_bos))
-    elif tokens is not None:
-        request.prompt.tokens.ids.extend(parse_ids(tokens))
+    with making_request():
+        request = pb.GenerateRequest(
+            session_id=session,
+            rewind_to=rewind_to,
+            expected_position=expected_position,
+            sampling=pb.Sampling(temperature=temperature, top_p=top_p, top_k=top_k, seed=seed),
+            stop=pb.StopCondition(max_output_tokens=max_tokens, strings=stop or [], ignore_eos=ignore_eos),
+            return_text=not wants_ids,
+            return_token_ids=wants_ids or as_json,
+        )
+        if prompt is not None:
+            request.prompt.CopyFrom(pb.Prompt(text=prompt, parse_special=parse_special, add_bos=add_bos))
+        elif tokens is not None:
+            request.prompt.tokens.ids.extend(parse_ids(tokens))
     with open_stubs(context) as (stubs, arguments):
         call = stubs.inference.Generate(request, **arguments)
         try:
@@ -197,8 +242,10 @@ def parse_ids(text: str) -> list[int]:
         CommandFailure: it is something else (exit code 2).
     """
     parts = [part.strip() for part in text.split(",") if part.strip()]
-    if not all(part.isascii() and part.isdigit() and int(part) < 1 << 32 for part in parts):
-        usage_error(f"--tokens refused: expected ids such as 1,2,3, got {text!r}")
+    if not all(part.isascii() and part.isdigit() and len(part) < 20 for part in parts) or any(
+        int(part) > MOST_U32 for part in parts
+    ):
+        usage_error(f"--tokens refused: expected ids such as 1,2,3, got {text[:80]!r}; correct them")
     return [int(part) for part in parts]
 
 
@@ -234,7 +281,8 @@ def rewind(
     drop: DropOption = None,
     expected_position: ExpectedOption = None,
     max_replay: Annotated[
-        int | None, typer.Option(min=0, help="Refuse if more tokens must be run.", show_default=False)
+        int | None,
+        typer.Option(min=0, max=MOST_U32, help="Refuse if more tokens must be run.", show_default=False),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -244,10 +292,11 @@ def rewind(
     """
     from ds4c_serve.v1 import engine_pb2 as pb
 
-    request = pb.RewindRequest(
-        session_id=session, expected_position=expected_position, max_replay_tokens=max_replay
-    )
-    set_target(request, to, drop)
+    with making_request():
+        request = pb.RewindRequest(
+            session_id=session, expected_position=expected_position, max_replay_tokens=max_replay
+        )
+        set_target(request, to, drop)
     run_call(context, "sessions", "Rewind", request, as_json, describe_rewind)
 
 
@@ -255,7 +304,9 @@ def fork(
     context: typer.Context,
     session: SessionArgument,
     new_id: Annotated[str, typer.Option("--new-id", help="Id of the new session; none: random.")] = "",
-    at: Annotated[int | None, typer.Option(help="Position of the fork.", show_default=False)] = None,
+    at: Annotated[
+        int | None, typer.Option(min=0, max=MOST_U64, help="Position of the fork.", show_default=False)
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Make a new session from a position of another.
@@ -264,7 +315,8 @@ def fork(
     """
     from ds4c_serve.v1 import engine_pb2 as pb
 
-    request = pb.ForkSessionRequest(session_id=session, new_session_id=new_id, at_position=at)
+    with making_request():
+        request = pb.ForkSessionRequest(session_id=session, new_session_id=new_id, at_position=at)
     run_call(context, "sessions", "ForkSession", request, as_json, describe_rewind)
 
 
@@ -281,8 +333,9 @@ def plan(
     """
     from ds4c_serve.v1 import engine_pb2 as pb
 
-    request = pb.PlanRewindRequest(session_id=session)
-    set_target(request, to, drop)
+    with making_request():
+        request = pb.PlanRewindRequest(session_id=session)
+        set_target(request, to, drop)
     run_call(context, "sessions", "PlanRewind", request, as_json, describe_plan)
 
 
@@ -312,9 +365,14 @@ def sessions(context: typer.Context, as_json: JsonOption = False) -> None:
 def open_session(
     context: typer.Context,
     session: Annotated[str, typer.Argument(metavar="SESSION", help="Session id; none: random.")] = "",
-    capacity: Annotated[int, typer.Option(min=0, help="Greatest position; 0: that of the model.")] = 0,
+    capacity: Annotated[
+        int, typer.Option(min=0, max=MOST_U64, help="Greatest position; 0: that of the model.")
+    ] = 0,
     idle_seconds: Annotated[
-        float | None, typer.Option(help="Close it after this long without use.", show_default=False)
+        float | None,
+        typer.Option(
+            min=0, max=MOST_SECONDS, help="Close it after this long without use.", show_default=False
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
@@ -324,9 +382,10 @@ def open_session(
     """
     from ds4c_serve.v1 import engine_pb2 as pb
 
-    request = pb.OpenSessionRequest(session_id=session, capacity=capacity)
-    if idle_seconds is not None:
-        request.idle_ttl.FromNanoseconds(round(idle_seconds * 1e9))
+    with making_request():
+        request = pb.OpenSessionRequest(session_id=session, capacity=capacity)
+        if idle_seconds is not None:
+            request.idle_ttl.FromNanoseconds(round(idle_seconds * 1e9))
     run_call(
         context,
         "sessions",
@@ -344,7 +403,8 @@ def close_session(context: typer.Context, session: SessionArgument, as_json: Jso
     """
     from ds4c_serve.v1 import engine_pb2 as pb
 
-    request = pb.CloseSessionRequest(session_id=session)
+    with making_request():
+        request = pb.CloseSessionRequest(session_id=session)
     run_call(
         context,
         "sessions",
@@ -384,9 +444,9 @@ def set_target(request: Any, to: int | None, drop: int | None) -> None:
         CommandFailure: not exactly one is given (exit code 2).
     """
     if (to is None) == (drop is None):
-        usage_error("rewind refused: expected --to or --drop, got both or none")
+        usage_error("rewind refused: expected --to or --drop, got both or none; give one")
     if to is not None and to < 0:
-        usage_error(f"rewind refused: expected a position of at least 0, got {to}")
+        usage_error(f"rewind refused: expected a position of at least 0, got {to}; count from the start")
     if to is not None:
         request.to_position = to
     else:

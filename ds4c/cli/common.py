@@ -87,13 +87,26 @@ def describe_failure(error: BaseException) -> tuple[str, int] | None:
     if isinstance(error, ModuleNotFoundError):
         return _describe_missing_module(error)
     if isinstance(error, OSError):
-        named = f"{error.filename}: " if error.filename else ""
-        return f"{named}{error.strerror or error}", int(ExitCode.FAILED)
+        return describe_os_error(error), int(ExitCode.FAILED)
+    if isinstance(error, MemoryError):
+        line = (
+            f"out of memory: expected room for the work, got {error or 'none'}; ask for less or free memory"
+        )
+        return line, int(ExitCode.MEMORY)
     if _is_runtime_failure(error):
         names = [base.__name__ for base in type(error).__mro__]
         codes = [_RUNTIME_EXIT_CODES[name] for name in names if name in _RUNTIME_EXIT_CODES]
         return str(error), int(codes[0] if codes else ExitCode.FAILED)
     return None
+
+
+def describe_os_error(error: OSError) -> str:
+    """The line for a file or a connection that failed without a better explanation."""
+    where = f"{error.filename}" if error.filename else "file or connection"
+    return (
+        f"{where} not usable: expected access to it, got {error.strerror or error}; "
+        "check the path, its permissions and the free space"
+    )
 
 
 def _is_runtime_failure(error: BaseException) -> bool:
@@ -120,6 +133,36 @@ def usage_error(message: str) -> NoReturn:
         CommandFailure: always.
     """
     raise CommandFailure(message, ExitCode.USAGE)
+
+
+def read_text(path: Path, what: str) -> str:
+    """Text of a file that the user named; `-` reads stdin.
+
+    Args:
+        path: the file.
+        what: what it should be, such as "a file of IR text", for messages.
+
+    Raises:
+        CommandFailure: it is absent (exit code 2), cannot be read or is not UTF-8 (exit code 4).
+    """
+    try:
+        content = sys.stdin.buffer.read() if str(path) == "-" else path.read_bytes()
+        return content.decode("utf-8")
+    except FileNotFoundError:
+        raise CommandFailure(
+            f"{path} not read: expected {what}, got no such file; check the path", ExitCode.USAGE
+        ) from None
+    except OSError as error:
+        raise CommandFailure(
+            f"{path} not read: expected {what}, got {error.strerror}; check the path", ExitCode.MALFORMED
+        ) from error
+    except UnicodeDecodeError as error:
+        name = "stdin" if str(path) == "-" else path
+        raise CommandFailure(
+            f"{name} not read: expected {what} in UTF-8, got byte 0x{error.object[error.start]:02x} at "
+            f"offset {error.start}; convert it",
+            ExitCode.MALFORMED,
+        ) from None
 
 
 def one_line(text: str) -> str:

@@ -51,7 +51,10 @@ class Conversation:
         max_tokens: int | None = None,
     ) -> None:
         if engine.tokenizer is None:
-            raise CommandFailure("chat refused: expected an artifact with tokenizer.json, got none")
+            raise CommandFailure(
+                "text refused: expected an artifact with tokenizer.json, got one without; build it from a "
+                "checkpoint that has one, or send token ids (`ds4c client generate --tokens`)"
+            )
         self._engine, self._tokenizer = engine, engine.tokenizer
         self._sampling, self._system, self._thinking = sampling, system, thinking
         self._max_tokens = max_tokens

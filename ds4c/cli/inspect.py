@@ -36,16 +36,21 @@ def run(
     elif (path / "config.json").exists():
         _checkpoint(path, tensors, as_json)
     else:
-        usage_error(f"{path}: expected a folder with manifest.json or config.json, got neither")
+        usage_error(
+            f"{path}: expected a folder with manifest.json or config.json, got neither; check the path"
+        )
 
 
 def _artifact(path: Path, states: bool, tensors: bool, ir: bool, as_json: bool) -> None:
     import dataclasses
 
     from ds4c_runtime.manifest import Manifest
+    from ds4c_runtime.manifest_checks import verify_file, verify_files
 
     manifest = Manifest.read(path)
     if ir:
+        verify_files(path, manifest, "sizes")
+        verify_file(path, manifest, "module.mlir")
         print_result((path / "module.mlir").read_text(encoding="utf-8").rstrip("\n"))
     elif as_json:
         print_json(dataclasses.asdict(manifest))

@@ -54,18 +54,27 @@ def read_tokens(path: Path) -> NDArray[np.int64]:
     """Token ids of a file.
 
     Raises:
-        CommandFailure: not a one-dimensional array of integers, or empty (exit code 4).
+        CommandFailure: no such file (exit code 2); not a one-dimensional array of integers, or empty
+            (exit code 4).
     """
     import numpy as np
 
     try:
-        ids = np.load(path, allow_pickle=False)
-    except (ValueError, EOFError) as error:
-        raise CommandFailure(f"{path}: expected a .npy file, got {error}", ExitCode.MALFORMED) from None
+        with path.open("rb") as file:
+            # Unlike `np.load`, this reads arrays only: no pickles, no archives.
+            ids = np.lib.format.read_array(file, allow_pickle=False)
+    except FileNotFoundError:
+        usage_error(f"{path} not read: expected a .npy file, got no such file; check the path")
+    except (OSError, ValueError, EOFError, MemoryError) as error:
+        got = (str(error) or type(error).__name__).partition(":")[0]
+        raise CommandFailure(
+            f"{path} not read: expected a .npy file of token ids, got {got}; write it with numpy.save",
+            ExitCode.MALFORMED,
+        ) from None
     if ids.ndim != 1 or not np.issubdtype(ids.dtype, np.integer) or len(ids) == 0:
         raise CommandFailure(
-            f"{path}: expected a one-dimensional array of at least one integer, got {ids.dtype} "
-            f"{list(ids.shape)}",
+            f"{path} refused: expected a one-dimensional array of at least one integer, got {ids.dtype} "
+            f"{list(ids.shape)}; give token ids",
             ExitCode.MALFORMED,
         )
     return ids.astype(np.int64)
@@ -93,10 +102,25 @@ def _check_range(ids: NDArray[np.int64], vocab_size: int, context: int) -> None:
 
 
 def write_npy(path: Path, array: NDArray[np.float32]) -> None:
-    """Write an array to a temporary name, sync, rename."""
+    """Write an array to a temporary name, sync, rename.
+
+    Raises:
+        CommandFailure: the folder does not exist or cannot be written, or the name is that of a folder
+            (exit code 2).
+        OSError: no room is left.
+    """
     import numpy as np
 
-    handle, name = tempfile.mkstemp(dir=path.absolute().parent, prefix=f".{path.name}.")
+    folder = path.absolute().parent
+    try:
+        if path.is_dir():
+            raise IsADirectoryError(None, "a folder", str(path))
+        handle, name = tempfile.mkstemp(dir=folder, prefix=f".{path.name}.")
+    except OSError as error:
+        usage_error(
+            f"output {path} not written: expected a file name in a folder that can be written, got "
+            f"{error.strerror}; choose another"
+        )
     try:
         with os.fdopen(handle, "wb") as out:
             np.save(out, array)

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ds4c.cli.common import CommandFailure, ExitCode, one_line, print_result
+from ds4c.cli.common import CommandFailure, ExitCode, one_line, print_result, read_text
 
 if TYPE_CHECKING:
     from xdsl.passes import ModulePass
@@ -33,13 +33,17 @@ def run(
     if list_passes:
         print_result("\n".join(PASSES))
         return
-    text = sys.stdin.read() if str(file) == "-" else file.read_text(encoding="utf-8")
+    text = read_text(file, "IR text")
     chosen = parse_passes(passes)
     try:
         module = parse_module(text, str(file))
         run_pipeline(module, chosen)
     except ParseError as error:
-        raise CommandFailure(one_line(str(error)), ExitCode.MALFORMED) from None
+        where, *rest = [line for line in str(error).splitlines() if line.strip()]
+        got = rest[-1].strip(" ^") if rest else "none"
+        raise CommandFailure(
+            f"{where.strip()} not parsed: expected IR text of the ds4 dialect, got: {got}", ExitCode.MALFORMED
+        ) from None
     except DiagnosticException as error:
         raise CommandFailure(_message(error), ExitCode.FAILED) from None
     sys.stdout.write(print_module(module))
@@ -52,7 +56,7 @@ def parse_passes(text: str) -> list[ModulePass]:
         CommandFailure: unknown pass or option, or a malformed string (exit code 2).
     """
     from xdsl.utils.arg_spec import parse_pipeline
-    from xdsl.utils.exceptions import DiagnosticException
+    from xdsl.utils.exceptions import ArgSpecParseError, DiagnosticException
 
     from ds4c.passes.pipeline import PASSES
 
@@ -66,12 +70,15 @@ def parse_passes(text: str) -> list[ModulePass]:
             out.append(PASSES[spec.name].from_pass_spec(spec))
     except CommandFailure:
         raise
-    except (DiagnosticException, ValueError) as error:
-        raise CommandFailure(f"passes: {_message(error)}", ExitCode.USAGE) from None
+    except (DiagnosticException, ValueError, ArgSpecParseError) as error:
+        raise CommandFailure(
+            f"passes: expected a pipeline such as 'a,b{{option=1}}', got {text!r} ({_message(error)})",
+            ExitCode.USAGE,
+        ) from None
     return out
 
 
-def _message(error: Exception) -> str:
+def _message(error: BaseException) -> str:
     """The line of the error that says what is wrong, without the module around it."""
     lines = [line.strip().lstrip("^- ").strip() for line in str(error).splitlines()]
     told = [line for line in lines if ": expected" in line or "needs" in line or "has capacity" in line]

@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import sys
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ds4c.cli.common import ArtifactArgument, JsonOption, print_json, print_note
+from ds4c.cli.common import ArtifactArgument, ExitCode, JsonOption, print_json, print_note, read_text
 
 if TYPE_CHECKING:
     from ds4c.cli.conversation import Reply
@@ -35,15 +36,16 @@ def run(
     seed: SeedOption = 0,
     threads: ThreadsOption = 1,
     as_json: JsonOption = False,
-) -> None:
-    """Generate an answer to a prompt.
+) -> int:
+    """Generate an answer to a prompt. An interrupt ends it, with what is there and exit code 130.
 
     Example: ds4c run out/m -p "What is rewind?"
     """
     from ds4c.cli.conversation import Conversation
     from ds4c_runtime.engine import Engine
+    from ds4c_runtime.requests import FinishReason
 
-    text = sys.stdin.read() if prompt == "-" else prompt
+    text = read_text(Path("-"), "a prompt") if prompt == "-" else prompt
     with Engine.load(artifact, max_sessions=1, threads=threads) as engine:
         talk = Conversation(
             engine,
@@ -59,6 +61,7 @@ def run(
     else:
         stream("\n")
         print_note(figures(reply))
+    return ExitCode.INTERRUPTED if reply.finished.reason is FinishReason.CANCELLED else ExitCode.OK
 
 
 def sampling(temperature: float, top_p: float, top_k: int, seed: int) -> SamplingParams:

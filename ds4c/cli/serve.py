@@ -16,6 +16,7 @@ from ds4c.cli.common import (
     parse_bytes,
     print_note,
     print_result,
+    usage_error,
 )
 
 if TYPE_CHECKING:
@@ -89,6 +90,8 @@ def serve(
     from ds4c_serve.server import OnFailure
     from ds4c_serve.server import serve as serve_until_signal
 
+    if ready_fd is not None:
+        check_descriptor(ready_fd)
     config = make_config(
         grpc_listen, auth_token_file, (tls_cert, tls_key, tls_client_ca), drain_seconds, reflection
     )
@@ -112,6 +115,20 @@ def serve(
         return asyncio.run(serve_until_signal(config, load_engine, on_ready))
     except ListenError as error:
         raise CommandFailure(str(error), ExitCode.FAILED) from error
+
+
+def check_descriptor(number: int) -> None:
+    """Refuse a descriptor that cannot be written to, before anything is loaded.
+
+    Raises:
+        CommandFailure: it is not open (exit code 2).
+    """
+    try:
+        os.write(number, b"")
+    except OSError as error:
+        usage_error(
+            f"--ready-fd: expected an open descriptor, got {number} ({error.strerror}); open it for writing"
+        )
 
 
 def make_config(

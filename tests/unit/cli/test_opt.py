@@ -66,5 +66,5 @@ def test_one_line_and_an_exit_code(
 
 
 def test_missing_file(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    assert main(["opt", str(tmp_path / "none.mlir")]) == 1
+    assert main(["opt", str(tmp_path / "none.mlir")]) == 2
     assert "none.mlir" in capsys.readouterr().err

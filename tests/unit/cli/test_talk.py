@@ -41,7 +41,9 @@ def test_run_without_a_tokenizer(built: Build, capsys: pytest.CaptureFixture[str
 
 
 def chat(built: Build, monkeypatch: pytest.MonkeyPatch, *lines: str) -> None:
-    monkeypatch.setattr("sys.stdin", io.StringIO("\n".join(lines) + "\n"))
+    monkeypatch.setattr(
+        "sys.stdin", io.TextIOWrapper(io.BytesIO(("\n".join(lines) + "\n").encode()), "utf-8")
+    )
     assert main(["chat", str(built("demo").artifact)]) == 0
 
 
