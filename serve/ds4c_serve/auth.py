@@ -89,7 +89,9 @@ def read_tokens(path: Path) -> list[str]:
         lines = path.read_text(encoding="utf-8").splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise InvalidRequestError(
-            f"token file not read: expected a text file at {path}, got {error}", field="auth_token_file"
+            f"token file not read: expected a text file at {path}, got "
+            f"{getattr(error, 'strerror', None) or 'bytes that are not UTF-8'}; check --auth-token-file",
+            field="auth_token_file",
         ) from error
     if os.name == "posix" and mode & (stat.S_IRWXG | stat.S_IRWXO) & ~stat.S_IRGRP:
         raise InvalidRequestError(
@@ -100,7 +102,8 @@ def read_tokens(path: Path) -> list[str]:
     tokens = [line.strip() for line in lines if line.strip() and not line.lstrip().startswith("#")]
     if not tokens:
         raise InvalidRequestError(
-            f"token file {path} refused: expected one token a line, got none", field="auth_token_file"
+            f"token file {path} refused: expected one token a line, got none; write one",
+            field="auth_token_file",
         )
     return tokens
 

@@ -178,6 +178,7 @@ def generation(request: pb.GenerateRequest, engine: Engine) -> GenerationRequest
         NotInArtifactError: it needs what this server does not have.
     """
     _refuse_unsupported(request)
+    _refuse_handle_without_session(request)
     if request.return_text and engine.tokenizer is None:
         raise no_tokenizer("return_text")
     wanted = GenerationRequest(
@@ -204,6 +205,24 @@ def _refuse_unsupported(request: pb.GenerateRequest) -> None:
     wants_drafts = speculation.max_draft_tokens > 0 or bool(speculation.drafter)
     if speculation.enabled or (wants_drafts and not speculation.HasField("enabled")):
         raise not_in_artifact("speculation", "a drafter")
+
+
+def _refuse_handle_without_session(request: pb.GenerateRequest) -> None:
+    """A session that lives for one call has no past that a client could know of."""
+    if request.session_id:
+        return
+    for name in ("expected_position", "rewind_to"):
+        if getattr(request, name):
+            raise InvalidRequestError(
+                f"generation refused: expected {name} only with a session_id, got it without; add one",
+                field=name,
+            )
+    if request.expected_prefix_digest:
+        raise InvalidRequestError(
+            "generation refused: expected expected_prefix_digest only with a session_id, got it without; "
+            "name the session",
+            field="expected_prefix_digest",
+        )
 
 
 def prompt_tokens(prompt: pb.Prompt, engine: Engine) -> tuple[int, ...]:

@@ -16,6 +16,10 @@ from google.rpc import code_pb2, error_details_pb2, status_pb2
 from ds4c_runtime import errors as runtime
 
 DOMAIN = "ds4c.dev"
+MAX_MESSAGE = 1000
+MAX_VALUE = 200
+"""Characters of a status. It travels in the trailing headers, of which a client takes 8 KiB by default, and
+it may quote what the client sent."""
 
 
 class LoadingError(runtime.RuntimeFailure):
@@ -98,14 +102,23 @@ def status_of(error: BaseException) -> status_pb2.Status:
     The text of an unexpected error stays in the log: it may quote a prompt.
     """
     rule = rule_for(error)
-    message = str(error) if rule is not _DEFECT else "internal error; see the server's log"
-    metadata = error.metadata if isinstance(error, runtime.RuntimeFailure) else {}
+    message = cut(str(error), MAX_MESSAGE) if rule is not _DEFECT else "internal error; see the server's log"
+    given = error.metadata if isinstance(error, runtime.RuntimeFailure) else {}
+    metadata = {key: cut(value, MAX_VALUE) for key, value in given.items()}
     status = status_pb2.Status(code=code_pb2.Code.Value(rule.code), message=message)
     for detail in _details(rule, message, getattr(error, "field", ""), metadata):
         packed = AnyMessage()
         packed.Pack(detail)
         status.details.append(packed)
     return status
+
+
+def cut(text: str, most: int) -> str:
+    """The text, or its begin and end with a mark between them if it is longer than `most` characters."""
+    if len(text) <= most:
+        return text
+    part = most // 2 - 3
+    return f"{text[:part]} ... {text[-part:]}"
 
 
 def _details(rule: Rule, message: str, field: str, metadata: Mapping[str, str]) -> list[Message]:

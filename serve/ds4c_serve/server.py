@@ -22,6 +22,7 @@ from ds4c_runtime.engine import Engine
 from ds4c_runtime.errors import InvalidRequestError, RuntimeFailure
 from ds4c_serve.auth import Authenticator, AuthInterceptor
 from ds4c_serve.backend import Backend
+from ds4c_serve.decode import DecodeInterceptor
 from ds4c_serve.inference import InferenceService
 from ds4c_serve.listen import UNIX_PREFIX, Address, bind, check_exposure
 from ds4c_serve.log import LOGGER, log_event
@@ -40,6 +41,26 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 OnFailure = Callable[[RuntimeFailure], None]
 
 
+def _pem(path: Path) -> bytes:
+    """Content of a PEM file.
+
+    Raises:
+        InvalidRequestError: it cannot be read, or has no PEM block.
+    """
+    try:
+        content = path.read_bytes()
+    except OSError as error:
+        raise InvalidRequestError(
+            f"TLS files not read: expected PEM files, got {error.strerror} at {error.filename}; check it",
+            field="tls",
+        ) from error
+    if b"-----BEGIN " not in content:
+        raise InvalidRequestError(
+            f"TLS files not read: expected a PEM file, got none at {path}; check the paths", field="tls"
+        )
+    return content
+
+
 @dataclass(frozen=True)
 class TlsFiles:
     """PEM files; with `client_ca` every client must show a certificate of that authority."""
@@ -54,14 +75,8 @@ class TlsFiles:
         Raises:
             InvalidRequestError: one cannot be read.
         """
-        try:
-            pair = (self.key.read_bytes(), self.certificate.read_bytes())
-            root = self.client_ca.read_bytes() if self.client_ca is not None else None
-        except OSError as error:
-            raise InvalidRequestError(
-                f"TLS files not read: expected PEM files, got {error.strerror} at {error.filename}",
-                field="tls",
-            ) from error
+        pair = (_pem(self.key), _pem(self.certificate))
+        root = _pem(self.client_ca) if self.client_ca is not None else None
         return grpc.ssl_server_credentials(
             [pair], root_certificates=root, require_client_auth=root is not None
         )
@@ -133,7 +148,7 @@ class Server:
         Raises:
             ListenError: an address cannot be bound.
         """
-        interceptors = [AuthInterceptor(self._authenticator)]
+        interceptors = [AuthInterceptor(self._authenticator), DecodeInterceptor()]
         server = grpc.aio.server(interceptors=interceptors, options=server_options())
         names = self._register(server)
         for name in ["", *names]:
