@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ds4c.cli.common import JsonOption, error_console, format_bytes, print_json, print_result
+from ds4c.cli.common import JsonOption, error_console, format_bytes, print_json, print_result, print_table
 
 if TYPE_CHECKING:
     from ds4c.build import BuildReport, Stage
@@ -51,10 +51,27 @@ class StageLog:
         return f"{text} {stage.detail}".rstrip()
 
 
+def list_targets(value: str) -> str:
+    """Print the targets and end the command where the value is `list`; any other value is given back."""
+    if value != "list":
+        return value
+    from ds4c.passes.target import get_target, target_names
+
+    targets = [get_target(name) for name in target_names()]
+    rows = [[f"{t.name}:{v}", " ".join(t.variant_features(v))] for t in targets for v in t.variants()]
+    print_table(["target", "processor features it needs"], rows)
+    raise typer.Exit
+
+
 def run(
     source: Annotated[Path, typer.Argument(metavar="CHECKPOINT", help="Hugging Face checkpoint folder.")],
     output: Annotated[Path, typer.Option("--output", "-o", help="Artifact folder to write.")],
-    target: Annotated[str, typer.Option(help="Target, or target:variant; `list` lists them.")] = "cpu",
+    target: Annotated[
+        str,
+        typer.Option(
+            help="Target, or target:variant; `list` lists them.", callback=list_targets, is_eager=True
+        ),
+    ] = "cpu",
     horizon: Annotated[int, typer.Option(help="Rewinds of up to this many tokens move no data.")] = 64,
     context: Annotated[int, typer.Option(help="Tokens of a session; 0: the model's, up to 65536.")] = 0,
     rows: Annotated[int, typer.Option(help="Rows of a step (prefill chunk); 0: 256.")] = 0,

@@ -14,12 +14,24 @@ if TYPE_CHECKING:
     from xdsl.passes import ModulePass
 
 
+def list_passes(value: bool) -> None:
+    """Print the names of the passes and end the command, if asked to."""
+    if value:
+        from ds4c.passes.pipeline import PASSES
+
+        print_result("\n".join(PASSES))
+        raise typer.Exit
+
+
 def run(
     file: Annotated[Path, typer.Argument(metavar="FILE", help="IR text; `-` reads stdin.")],
     passes: Annotated[
         str, typer.Option("--passes", "-p", help="Pipeline, `a,b{option=1}`; empty: none.")
     ] = "",
-    list_passes: Annotated[bool, typer.Option("--list", help="List the passes and exit.")] = False,
+    names: Annotated[
+        bool,
+        typer.Option("--list", callback=list_passes, is_eager=True, help="List the passes and exit."),
+    ] = False,
 ) -> None:
     """Parse and verify an IR file, run passes (verifying between them), print the result.
 
@@ -28,11 +40,8 @@ def run(
     from xdsl.utils.exceptions import DiagnosticException, ParseError
 
     from ds4c.ir.dialect import parse_module, print_module
-    from ds4c.passes.pipeline import PASSES, run_pipeline
+    from ds4c.passes.pipeline import run_pipeline
 
-    if list_passes:
-        print_result("\n".join(PASSES))
-        return
     text = read_text(file, "IR text")
     chosen = parse_passes(passes)
     try:

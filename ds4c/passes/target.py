@@ -49,6 +49,10 @@ class Target(Protocol):
         """Checks a variant name; empty means the best one the build machine can run."""
         ...
 
+    def variants(self) -> tuple[str, ...]:
+        """Names of the variants, the best first."""
+        ...
+
     def variant_features(self, variant: str) -> tuple[str, ...]:
         """CPU features (as /proc/cpuinfo spells them) that code of this variant needs."""
         ...
@@ -62,18 +66,23 @@ class Target(Protocol):
         ...
 
 
+def target_names() -> tuple[str, ...]:
+    """Names of the targets that are installed, sorted."""
+    folders: list[str] = list(importlib.import_module("ds4c_targets").__path__)
+    bare = {m.name for m in pkgutil.iter_modules(folders) if m.ispkg}  # a bare checkout has no entry points
+    return tuple(sorted({*entry_points(group="ds4c.targets").names, *bare}))
+
+
 def get_target(name: str) -> Target:
     """Target by name.
 
     Raises:
         TargetError: there is no such target; the message lists the known ones.
     """
-    found = {e.name: e for e in entry_points(group="ds4c.targets")}
-    if name in found:
-        return found[name].load()
-    folders: list[str] = list(importlib.import_module("ds4c_targets").__path__)
-    bare = {m.name for m in pkgutil.iter_modules(folders) if m.ispkg}  # a bare checkout has no entry points
-    if name in bare:
+    for entry in entry_points(group="ds4c.targets", name=name):
+        return entry.load()
+    known = target_names()
+    if name in known:
         return importlib.import_module(f"ds4c_targets.{name}").TARGET
-    known = ", ".join(sorted({*found, *bare}))
-    raise TargetError(f"target: expected one of {known}, got {name or 'an empty name'}; choose one of them")
+    got = name or "an empty name"
+    raise TargetError(f"target: expected one of {', '.join(known)}, got {got}; choose one of them")

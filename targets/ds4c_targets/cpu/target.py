@@ -98,6 +98,10 @@ class CpuTarget:
             f"{', '.join(lacking)}; name the variant to compile for another machine"
         )
 
+    def variants(self) -> tuple[str, ...]:
+        """Names of the variants, the best first."""
+        return tuple(description()["default_variant_order"])
+
     def variant_features(self, variant: str) -> tuple[str, ...]:
         """CPU features, as /proc/cpuinfo spells them, that code of a variant needs."""
         return tuple(description()["variants"][self.resolve_variant(variant)]["features"])

@@ -32,6 +32,13 @@ def test_build_reports_on_stderr_and_prints_json(
     assert final == (tmp_path / "m" / "module.mlir").read_text()
 
 
+def test_targets_are_listed_without_a_checkpoint(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["build", "--target", "list"]) == 0
+    lines = capsys.readouterr().out.splitlines()
+    assert [line.split()[0] for line in lines] == ["target", "cpu:avx512", "cpu:generic"]
+    assert "avx2" in lines[2].split()
+
+
 def test_an_existing_output_is_kept(built: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     (tmp_path / "m").mkdir()
     (tmp_path / "m" / "precious").write_text("x")

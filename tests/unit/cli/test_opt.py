@@ -30,6 +30,11 @@ def test_prints_the_module_after_the_passes(module: Path, capsys: pytest.Capture
     assert err == ""
 
 
+def test_passes_are_listed_without_a_file(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["opt", "--list"]) == 0
+    assert {"verify-model", "plan-state", "plan-buffers"} < set(capsys.readouterr().out.split())
+
+
 def test_output_is_input_of_the_next_run(
     module: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
