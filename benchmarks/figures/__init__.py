@@ -1,0 +1,1 @@
+"""One figure a module; each says what it measures and against what."""

