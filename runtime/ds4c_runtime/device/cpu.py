@@ -19,6 +19,8 @@ from ds4c_runtime.errors import ArtifactError, DeviceError
 from ds4c_runtime.manifest import Manifest
 
 CPUINFO = Path("/proc/cpuinfo")
+FILES = ("kernels.so", "libtvm_runtime.so", "weights.bin")
+"""What this device loads."""
 SWITCH_SECONDS = 1e-5
 """How long a thread that comes back from a step may wait for the GIL beside a busy Python thread.
 
@@ -55,7 +57,7 @@ class CpuDevice:
 
         Raises:
             DeviceError: wrong target, missing CPU features, another tvm-ffi version.
-            ArtifactError: a library cannot be loaded or lacks an entry point.
+            ArtifactError: a file is not listed, a library cannot be loaded or lacks an entry point.
         """
         if manifest.target.name != self.name:
             raise DeviceError(
@@ -83,6 +85,7 @@ class CpuDevice:
                 f"device cpu refused: expected apache-tvm-ffi {manifest.versions.tvm_ffi}, got "
                 f"{tvm_ffi.__version__}; install apache-tvm-ffi=={manifest.versions.tvm_ffi} or build again"
             )
+        check_listed(manifest)
         self._from_dlpack = tvm_ffi.from_dlpack
         try:
             _load_runtime(folder / "libtvm_runtime.so")
@@ -134,6 +137,19 @@ def _load_runtime(path: Path) -> None:
     """
     if not hasattr(ctypes.CDLL(None), "TVMBackendParallelLaunch"):
         ctypes.CDLL(str(path.resolve()), ctypes.RTLD_GLOBAL)
+
+
+def check_listed(manifest: Manifest) -> None:
+    """Refuse if a file that would be loaded is not vouched for: only listed files are hashed.
+
+    Raises:
+        ArtifactError: naming the first that is not listed.
+    """
+    for name in FILES:
+        if manifest.file(name) is None:
+            raise ArtifactError(
+                f"artifact rejected: expected {name} in the file list of its manifest, got none; build again"
+            )
 
 
 def host_features(cpuinfo: Path = CPUINFO) -> frozenset[str]:

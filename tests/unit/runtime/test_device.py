@@ -11,11 +11,11 @@ import numpy as np
 import pytest
 from fake_executable import small_manifest
 
-from ds4c_runtime.device.cpu import CpuDevice, check_features, host_features
+from ds4c_runtime.device.cpu import FILES, CpuDevice, check_features, host_features
 from ds4c_runtime.device.memory import aligned_zeros, map_file
 from ds4c_runtime.devices import make_device
 from ds4c_runtime.errors import ArtifactError, DeviceError
-from ds4c_runtime.manifest import Manifest
+from ds4c_runtime.manifest import FileEntry, Manifest
 
 RUNTIME = Path(__file__).parents[3] / "runtime"
 
@@ -28,7 +28,8 @@ def installed_tvm_ffi() -> str:
 
 def manifest(**versions: str) -> Manifest:
     made = small_manifest()
-    return dataclasses.replace(made, versions=dataclasses.replace(made.versions, **versions))
+    files = tuple(FileEntry(name, "0" * 64, 1) for name in FILES)
+    return dataclasses.replace(made, versions=dataclasses.replace(made.versions, **versions), files=files)
 
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 4096, 1 << 20])
@@ -104,6 +105,10 @@ def test_unsuitable_artifacts_are_refused_before_anything_is_loaded(tmp_path: Pa
     for bad, message in cases:
         with pytest.raises(DeviceError, match=message):
             CpuDevice().load(tmp_path, bad, 1)
+    for name in FILES:
+        unlisted = dataclasses.replace(good, files=tuple(f for f in good.files if f.name != name))
+        with pytest.raises(ArtifactError, match=f"expected {name} in the file list"):
+            CpuDevice().load(tmp_path, unlisted, 1)
     with pytest.raises(ArtifactError, match="kernels not loaded"):
         CpuDevice().load(tmp_path, good, 1)
     (tmp_path / "libtvm_runtime.so").write_bytes(b"not a library")
