@@ -3,9 +3,13 @@
 Fixtures of one topic live beside that topic, not here.
 """
 
+import ctypes
+import importlib
 import importlib.util
 import os
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -64,6 +68,26 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in reasons.items():
             if reason is not None and item.get_closest_marker(marker) is not None:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(scope="session", autouse=True)
+def one_tvm_runtime() -> None:
+    """Load the TVM runtime of the installed package before any artifact brings its own copy.
+
+    A second copy aborts the process when it registers its functions. Artifacts do not load theirs where one
+    is loaded; `import tvm`, which kernel tests do in the same process, always loads the package's.
+    """
+    package = importlib.util.find_spec("tvm")
+    if package is None or package.origin is None:
+        return
+    if "torch" in sys.modules:
+        importlib.import_module("tvm_ffi")  # brings libtvm_ffi.so, which the library needs
+    else:
+        sys.modules["torch"] = None  # tvm_ffi would import it: seconds that most test runs need not spend
+        importlib.import_module("tvm_ffi")
+        del sys.modules["torch"]
+    library = Path(package.origin).parent / "lib" / "libtvm_runtime.so"
+    ctypes.CDLL(str(library), mode=ctypes.RTLD_GLOBAL)
 
 
 @pytest.fixture
