@@ -4,7 +4,6 @@ Imports only the standard library and typer, so that every command works from th
 """
 
 import json
-import os
 import signal
 import sys
 import threading
@@ -14,7 +13,7 @@ from enum import IntEnum
 from importlib import metadata
 from pathlib import Path
 from types import FrameType
-from typing import TYPE_CHECKING, Annotated, Any, NoReturn
+from typing import TYPE_CHECKING, Annotated, Any, NoReturn, cast
 
 import typer
 
@@ -54,16 +53,6 @@ ArtifactArgument = Annotated[
     Path, typer.Argument(help="Artifact folder made by `ds4c build`.", metavar="DIR", show_default=False)
 ]
 
-# Exit codes of runtime errors by class name, looked up along the class's bases; everything else exits 1.
-_RUNTIME_EXIT_CODES: Mapping[str, ExitCode] = {
-    "ArtifactError": ExitCode.MALFORMED,
-    "DeviceError": ExitCode.UNUSABLE,
-    "MemoryBudgetError": ExitCode.MEMORY,
-    "InvalidRequestError": ExitCode.USAGE,
-    "ContextLengthError": ExitCode.USAGE,
-    "PositionOutOfRangeError": ExitCode.USAGE,
-}
-
 # Top-level modules that come with an extra and not with the base install.
 _EXTRA_OF_MODULE: Mapping[str, str] = {
     "tvm": "build",
@@ -93,10 +82,10 @@ def describe_failure(error: BaseException) -> tuple[str, int] | None:
             f"out of memory: expected room for the work, got {error or 'none'}; ask for less or free memory"
         )
         return line, int(ExitCode.MEMORY)
-    if _is_runtime_failure(error):
-        names = [base.__name__ for base in type(error).__mro__]
-        codes = [_RUNTIME_EXIT_CODES[name] for name in names if name in _RUNTIME_EXIT_CODES]
-        return str(error), int(codes[0] if codes else ExitCode.FAILED)
+    # The runtime's tree, which is not imported for this: no error of it can be here if it is not loaded.
+    runtime_errors = sys.modules.get("ds4c_runtime.errors")
+    if runtime_errors is not None and isinstance(error, runtime_errors.RuntimeFailure):
+        return str(error), int(cast(Any, error).exit_code)
     return None
 
 
@@ -107,12 +96,6 @@ def describe_os_error(error: OSError) -> str:
         f"{where} not usable: expected access to it, got {error.strerror or error}; "
         "check the path, its permissions and the free space"
     )
-
-
-def _is_runtime_failure(error: BaseException) -> bool:
-    """Tell whether the error belongs to the runtime's tree, without importing the runtime for it."""
-    module = sys.modules.get("ds4c_runtime.errors")
-    return module is not None and isinstance(error, module.RuntimeFailure)
 
 
 def _describe_missing_module(error: ModuleNotFoundError) -> tuple[str, int] | None:
@@ -264,8 +247,3 @@ def terminate_as_exit() -> Generator[None]:
         yield
     finally:
         signal.signal(signal.SIGTERM, previous)
-
-
-def silence_broken_pipe() -> None:
-    """Point stdout at nothing, so that closing it after the reader left prints no second error."""
-    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

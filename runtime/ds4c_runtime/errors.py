@@ -1,7 +1,7 @@
-"""Errors of the runtime, each with the status that a server answers with.
+"""Errors of the runtime, each with the status that a server answers with and the exit code of a command.
 
-One tree: a server maps `code`, `reason` and `metadata` without knowing the classes. Statuses are
-spelled as gRPC spells them, but nothing here imports gRPC.
+One tree. Statuses are spelled as gRPC spells them, but nothing here imports gRPC; a server may add details
+by class, and says the same `code` and `reason`.
 """
 
 from __future__ import annotations
@@ -16,12 +16,14 @@ class RuntimeFailure(Exception):
         code: name of the gRPC status code.
         reason: stable word for programs, in upper case.
         retry: whether the same call may succeed later without any change by the caller.
+        exit_code: what a command line exits with.
         metadata: facts a program needs to react, as text.
     """
 
     code: ClassVar[str] = "INTERNAL"
     reason: ClassVar[str] = "BACKEND_FAILED"
     retry: ClassVar[bool] = False
+    exit_code: ClassVar[int] = 1
 
     def __init__(self, message: str, **metadata: object) -> None:
         super().__init__(message)
@@ -33,6 +35,7 @@ class InvalidRequestError(RuntimeFailure):
 
     code = "INVALID_ARGUMENT"
     reason = "INVALID_ARGUMENT"
+    exit_code = 2
 
     def __init__(self, message: str, *, field: str) -> None:
         super().__init__(message, field=field)
@@ -44,6 +47,7 @@ class ContextLengthError(RuntimeFailure):
 
     code = "INVALID_ARGUMENT"
     reason = "CONTEXT_LENGTH_EXCEEDED"
+    exit_code = 2
 
     def __init__(self, n_prompt_tokens: int, n_ctx: int) -> None:
         super().__init__(
@@ -133,6 +137,7 @@ class PositionOutOfRangeError(RuntimeFailure):
 
     code = "OUT_OF_RANGE"
     reason = "POSITION_OUT_OF_RANGE"
+    exit_code = 2
 
     def __init__(self, what: str, got: int, position: int, *, field: str = "to_position") -> None:
         super().__init__(
@@ -165,6 +170,7 @@ class MemoryBudgetError(RuntimeFailure):
     code = "RESOURCE_EXHAUSTED"
     reason = "MEMORY_BUDGET"
     retry = True
+    exit_code = 6
 
 
 class DrainingError(RuntimeFailure):
@@ -201,16 +207,16 @@ class BackendFailedError(RuntimeFailure):
 
 
 class ArtifactError(RuntimeFailure):
-    """The artifact is malformed or a file of it is not the one that was built (exit code 4)."""
+    """The artifact is malformed or a file of it is not the one that was built."""
 
     code = "DATA_LOSS"
     reason = "INTEGRITY_FAILED"
-    exit_code: ClassVar[int] = 4
+    exit_code = 4
 
 
 class DeviceError(RuntimeFailure):
-    """This machine cannot run the artifact (exit code 5)."""
+    """This machine cannot run the artifact."""
 
     code = "FAILED_PRECONDITION"
     reason = "DEVICE_UNSUITABLE"
-    exit_code: ClassVar[int] = 5
+    exit_code = 5
