@@ -187,9 +187,12 @@ def rewind_target(info: SessionInfo, to: int | None, drop: int | None) -> int:
         raise InvalidRequestError(
             "rewind refused: expected one of to and drop, got both or none", field="target"
         )
-    target = info.position - drop if drop is not None else to
-    assert target is not None
-    if not 0 <= target <= info.position:
-        field = "to_position" if drop is None else "drop_tokens"
-        raise PositionOutOfRangeError("rewind", target, info.position, field=field)
-    return target
+    if drop is not None:
+        if not 0 <= drop <= info.position:
+            what, got = f"rewind by {drop} tokens", info.position - drop
+            raise PositionOutOfRangeError(what, got, info.position, field="drop_tokens")
+        return info.position - drop
+    assert to is not None
+    if not 0 <= to <= info.position:
+        raise PositionOutOfRangeError("rewind", to, info.position)
+    return to

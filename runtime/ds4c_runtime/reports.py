@@ -49,6 +49,7 @@ class RewindPlan:
 
     kind: RewindKind
     rebuild_reason: RebuildReason
+    to_position: int
     base_position: int
     replay_tokens: int
     estimated_seconds: float

@@ -56,11 +56,11 @@ class Timeline:
     def plan(self, to: int) -> RewindPlan:
         """What a rewind to `to` in `[0, position]` costs: the one predicate of all rewinds and forks."""
         if self.is_valid and to == self.position:
-            return RewindPlan(RewindKind.NONE, RebuildReason.NOT_REBUILT, to, 0, 0.0)
+            return RewindPlan(RewindKind.NONE, RebuildReason.NOT_REBUILT, to, to, 0, 0.0)
         if self.is_valid and to >= self.oldest_target:
-            return RewindPlan(RewindKind.IN_PLACE, RebuildReason.NOT_REBUILT, to, 0, 0.0)
+            return RewindPlan(RewindKind.IN_PLACE, RebuildReason.NOT_REBUILT, to, to, 0, 0.0)
         reason = RebuildReason.NO_SNAPSHOT if self.is_valid else RebuildReason.SNAPSHOT_INVALIDATED
-        return RewindPlan(RewindKind.REBUILD, reason, 0, to, self.executor.rates.estimate(to))
+        return RewindPlan(RewindKind.REBUILD, reason, to, 0, to, self.executor.rates.estimate(to))
 
     def saved_logits(self) -> Logits | None:
         """Held logits at the current position, `[V]`."""

@@ -47,13 +47,6 @@ class RewindWanted:
     max_replay_tokens: int | None = None
     defer: bool = False
 
-    def target(self, position: int) -> int:
-        """The position meant, for a session at a position; negative if that has fewer tokens to drop."""
-        if self.drop is not None:
-            return position - self.drop
-        assert self.to is not None
-        return self.to
-
 
 def not_in_artifact(what: str, needs: str) -> NotInArtifactError:
     """The error for a feature that this server does not have."""

@@ -75,7 +75,7 @@ def no_rewind(position: int) -> pb.RewindReport:
     )
 
 
-def plan(found: RewindPlan, to_position: int) -> pb.PlanRewindResponse:
+def plan(found: RewindPlan) -> pb.PlanRewindResponse:
     """What a rewind would cost."""
     return pb.PlanRewindResponse(
         kind=rewind_kind(found.kind),
@@ -83,7 +83,7 @@ def plan(found: RewindPlan, to_position: int) -> pb.PlanRewindResponse:
         base_position=found.base_position,
         replay_tokens=found.replay_tokens,
         estimated_time=duration(found.estimated_seconds),
-        to_position=to_position,
+        to_position=found.to_position,
     )
 
 

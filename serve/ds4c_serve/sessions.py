@@ -104,10 +104,10 @@ class SessionService(engine_pb2_grpc.SessionServiceServicer):
         """Price a rewind without doing it."""
         owner = self._authenticator.owner(context)
         wanted = checks.plan(request)
-        engine = self._backend.engine
-        to = wanted.target(engine.get_session(wanted.session_id, owner).position)
-        found = await result_of(engine.submit_plan_rewind(wanted.session_id, owner, to=to))
-        return convert.plan(found, to)
+        future = self._backend.engine.submit_plan_rewind(
+            wanted.session_id, owner, to=wanted.to, drop=wanted.drop
+        )
+        return convert.plan(await result_of(future))
 
     @unary
     async def ListSnapshots(

@@ -74,7 +74,7 @@ def test_chat_branches_do_not_disturb_each_other(
     ("line", "message"),
     [
         ("/rewind x", "expected a number of tokens"),
-        ("/rewind 9999", "rewind refused"),
+        ("/rewind 9999", "rewind by 9999 tokens refused: expected a position in"),
         ("/undo", "expected a turn to take back"),
         ("/what", "expected one of /rewind"),
     ],

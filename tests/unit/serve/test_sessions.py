@@ -141,7 +141,7 @@ def test_rewind_to_the_start_empties_the_session() -> None:
     [
         ({"to_position": 41}, "OUT_OF_RANGE", "POSITION_OUT_OF_RANGE", "to_position"),
         ({"to_position": 2**63 + 5}, "OUT_OF_RANGE", "POSITION_OUT_OF_RANGE", "to_position"),
-        ({"drop_tokens": 41}, "OUT_OF_RANGE", "POSITION_OUT_OF_RANGE", None),
+        ({"drop_tokens": 41}, "OUT_OF_RANGE", "POSITION_OUT_OF_RANGE", "drop_tokens"),
         ({}, "INVALID_ARGUMENT", "INVALID_ARGUMENT", "target"),
         ({"to_position": 1, "expected_position": 39}, "ABORTED", "CONTINUATION_STALE", None),
         ({"to_position": 5, "max_replay_tokens": 4}, "FAILED_PRECONDITION", "REWIND_TOO_DEAR", None),
