@@ -35,7 +35,7 @@ Progress = Callable[[str, int], None]
 def write_weights(
     path: Path, weights: Sequence[PlannedWeight], target: Target, load: Load, total: int, progress: Progress
 ) -> None:
-    """Write the packed weights file of `total` bytes; see `decisions` on its layout in the manifest."""
+    """Write the packed weights file of `total` bytes: a mark, then each weight at its planned offset."""
     with path.open("wb") as out:
         out.write(WEIGHTS_MAGIC)
         for weight in weights:

@@ -14,7 +14,7 @@ from typing import Any, cast
 import numpy as np
 from numpy.typing import NDArray
 from xdsl.dialects import func
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr, ModuleOp, StringAttr, TensorType
+from xdsl.dialects.builtin import FloatAttr, IntegerAttr, ModuleOp, StringAttr
 from xdsl.ir import Operation, SSAValue
 from xdsl.irdl import IRDLOperation
 
@@ -420,8 +420,3 @@ def rewind(f: Frame) -> Sequence[Any]:
     if not low <= to <= f["position"]:
         raise ValueError(f"rewind: to: expected [{low}, {f['position']}], got {to}")
     return (to,)
-
-
-def element_count(tensor: TensorType[Any]) -> int:
-    """Elements of a static tensor type."""
-    return int(np.prod(tensor.get_shape()))

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import FloatAttr, IntegerAttr, StringAttr, TensorType
+from xdsl.dialects.builtin import FloatAttr, StringAttr, TensorType
 from xdsl.ir import SSAValue
 from xdsl.irdl import (
     AttrSizedOperandSegments,
@@ -31,7 +31,6 @@ from xdsl.utils.exceptions import VerifyException
 from ds4c.ir.state_ops import Int
 from ds4c.ir.types import BlockType, RowsType, shape_text, widths
 
-Flag = IntegerAttr
 _FORMAT = "operands attr-dict `:` functional-type(operands, results)"
 
 

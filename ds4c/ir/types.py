@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 
-from xdsl.dialects.builtin import DYNAMIC_INDEX, Float32Type, SymbolRefAttr, TensorType, f32
+from xdsl.dialects.builtin import DYNAMIC_INDEX, SymbolRefAttr, TensorType, f32
 from xdsl.dialects.utils import EnumAttribute
 from xdsl.ir import Attribute, ParametrizedAttribute, TypeAttribute
 from xdsl.irdl import irdl_attr_definition
@@ -61,9 +61,6 @@ class RowsType(ParametrizedAttribute, TypeAttribute):
     """`!ds4.rows`: a list of row numbers of the step, those whose logits are wanted."""
 
     name = "ds4.rows"
-
-
-Float32Rows = TensorType[Float32Type]
 
 
 def rows_tensor(*widths: int, element: Attribute = f32) -> TensorType[Attribute]:

@@ -25,7 +25,7 @@ from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from ds4c.ir import attention_ops as ao
 from ds4c.ir import state_ops as so
 from ds4c.ir import tensor_ops as to
-from ds4c.ir.types import BlockType, StateType, rows_tensor
+from ds4c.ir.types import BlockType, rows_tensor
 
 ELEMENTS: Mapping[str, Attribute] = {"float32": f32, "bfloat16": bf16, "int32": i32, "float64": f64}
 
@@ -346,9 +346,3 @@ class FunctionBuilder:
                 result_types=[x.type],
             )
         )
-
-
-def state_type(value: SSAValue) -> StateType:
-    """Type of a state version."""
-    assert isinstance(value.type, StateType)
-    return value.type

@@ -21,7 +21,7 @@ class VerifyModel(ModulePass):
     """Every state is opened and closed once a function, and read in the order its kind asks for.
 
     Rings are read in the version before the block's rows are written; append rows are read in the version
-    after (`decisions`: read-before-write for rings, write-before-read for append rows). That is what makes
+    after: read before write for rings, write before read for append rows. That is what makes
     prefill, decode and verify one function and what `plan-state` relies on.
     """
 

@@ -25,7 +25,6 @@ MANIFEST_NAME = "manifest.json"
 MAX_MANIFEST_BYTES = 64 << 20
 """A manifest lists tensors, it does not hold them; anything larger is refused before it is parsed."""
 
-IntType = Literal["int32"]
 StateType = Literal["float32", "bfloat16", "float16", "int32", "int8"]
 ITEM_BYTES = {"float64": 8, "float32": 4, "int32": 4, "bfloat16": 2, "float16": 2, "int8": 1, "uint8": 1}
 

@@ -11,9 +11,6 @@ MAX_FILE_LINES = 600
 MAX_FUNCTION_LINES = 80
 SOURCE_FOLDERS = ("ds4c", "runtime", "serve", "targets", "demo", "tools", "tests", "benchmarks")
 
-OP_CATALOGUE = ("ds4c/ir/ops.py",)
-"""A list of declarations, one op after the other: as long as there are ops."""
-
 
 def is_generated(path: Path) -> bool:
     return "_pb2" in path.name
@@ -53,13 +50,9 @@ def test_a_long_function_is_found() -> None:
 
 @pytest.mark.parametrize("path", python_files(), ids=str)
 def test_size(path: Path) -> None:
-    if is_generated(path):
+    if is_generated(path) or is_kernel(path):
         return
     source = (ROOT / path).read_text()
     lines = source.count("\n")
-    if not (is_kernel(path) or path.as_posix() in OP_CATALOGUE):
-        assert lines <= MAX_FILE_LINES, (
-            f"{path}: expected at most {MAX_FILE_LINES} lines, got {lines}; split it"
-        )
-    if not is_kernel(path):
-        assert long_functions(source, MAX_FUNCTION_LINES) == [], f"{path}: expected shorter functions"
+    assert lines <= MAX_FILE_LINES, f"{path}: expected at most {MAX_FILE_LINES} lines, got {lines}; split it"
+    assert long_functions(source, MAX_FUNCTION_LINES) == [], f"{path}: expected shorter functions"

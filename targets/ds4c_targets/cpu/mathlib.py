@@ -83,14 +83,6 @@ def reduce16(b: Kernel, acc: Buf, at: int = 0) -> Expr:
     return b.let(parts[0])
 
 
-def max16(b: Kernel, acc: Buf, at: int = 0) -> Expr:
-    """Largest of 16 lanes."""
-    found = acc[at]
-    for lane in range(1, LANES):
-        found = vmax(found, acc[at + lane])
-    return b.let(found)
-
-
 def zero(b: Kernel, acc: Buf, vectors: int, at: int = 0) -> None:
     """Set vectors of a local buffer to 0."""
     with b.unroll(vectors) as v:
