@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import cast
 
+from xdsl.dialects.builtin import IntegerAttr
 from xdsl.ir import Operation, SSAValue
 from xdsl.irdl import IRDLOperation
 from xdsl.traits import OpTrait, SymbolTable, SymbolUserOpInterface
@@ -50,6 +51,13 @@ def states_read(op: Operation) -> list[SSAValue]:
 def states_replaced(op: Operation) -> list[SSAValue]:
     """State versions that the op replaces."""
     return _named(op, access(op).writes)
+
+
+def _verify_every(op: Operation, name: str, declared: Operation | None) -> None:
+    """An op that pools, scores or attends by windows does so with the window of the rows it reads."""
+    of_op, of_state = op.properties.get("every"), getattr(declared, "row_every", 1)
+    if isinstance(of_op, IntegerAttr) and of_state > 1 and of_op.value.data != of_state:
+        raise VerifyException(f"{op.name}: @{name}: expected every {of_state}, got {of_op.value.data}")
 
 
 def next_version(value: SSAValue) -> SSAValue | None:
@@ -101,6 +109,7 @@ class StateSymbolUser(SymbolUserOpInterface):
                     raise VerifyException(
                         f"{op.name}: @{state.state_name}: expected a state of kind {kind}, got {found}"
                     )
+                _verify_every(op, state.state_name, declared)
 
     def _verify_declared(self, op: Operation) -> None:
         for value in (*op.operands, *op.results):

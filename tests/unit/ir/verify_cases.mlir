@@ -587,3 +587,12 @@ func.func @f(%t4 : tensor<?x4xf32>) {
   ds4.call_kernel "add_000000000000"(%t4) states [] {spec = "[\22add\22,[],[[\22x\22,\22in\22,\22float32\22,[8,4],\22\22,0,0]]]"} : (tensor<?x4xf32>) -> ()
   func.return
 }
+// -----
+// Attention over rows of another window.
+// MESSAGE: ds4.attention: @rows: expected every 4, got 8
+ds4.state @rows append : tensor<?x4xf32> every 4 reads affine_map<(d0) -> (0, (d0 + 1) floordiv 4 - 1)>
+func.func @f(%at : !ds4.block, %t4 : tensor<?x4xf32>, %t8 : tensor<?x8xf32>, %g2 : tensor<2xf32>, %old : tensor<?x7x4xf32>) {
+  %a = ds4.open : !ds4.state<@rows>
+  %r = ds4.attention %t8, %g2 raw %old own %t4 rows %a : !ds4.state<@rows> at %at {scale = 1.0 : f64, window = 8, every = 8} : tensor<?x8xf32>, tensor<2xf32>, tensor<?x7x4xf32>, tensor<?x4xf32> -> tensor<?x8xf32>
+  func.return
+}
