@@ -1,1 +1,1 @@
-"""TODO-doc."""
+"""Readers of checkpoints: bounded, checked, one set of tensor names."""

@@ -56,7 +56,7 @@ def states_replaced(op: Operation) -> list[SSAValue]:
 def _verify_every(op: Operation, name: str, declared: Operation | None) -> None:
     """An op that pools, scores or attends by windows does so with the window of the rows it reads."""
     of_op, of_state = op.properties.get("every"), getattr(declared, "row_every", 1)
-    if isinstance(of_op, IntegerAttr) and of_state > 1 and of_op.value.data != of_state:
+    if isinstance(of_op, IntegerAttr) and of_state > 1 and of_op.value.data not in (0, of_state):
         raise VerifyException(f"{op.name}: @{name}: expected every {of_state}, got {of_op.value.data}")
 
 

@@ -26,7 +26,7 @@ def test_round_trip_at_every_stage(name: str, after: str) -> None:
 def test_structural_equality_sees_a_changed_number() -> None:
     """Guards the test above: it would pass with an equality that sees nothing."""
     module = stage("tiny-8", "input")
-    again = parse_module(print_module(module).replace("every = 4", "every = 5"))
+    again = parse_module(print_module(module).replace("copies = 4", "copies = 4, note = 1"))
     assert not module.is_structurally_equivalent(again)
 
 
