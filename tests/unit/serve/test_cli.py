@@ -101,6 +101,13 @@ def test_doctor_prints_one_json_document(capsys: pytest.CaptureFixture[str]) -> 
     assert "cpu" in report["devices"]
 
 
+def test_doctor_asks_for_what_the_target_needs() -> None:
+    from ds4c.cli import doctor
+    from ds4c_targets.cpu import TARGET
+
+    assert doctor.CPU_GENERIC == TARGET.variant_features("generic")
+
+
 def test_environment_sets_options(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
