@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
@@ -16,6 +18,7 @@ if TYPE_CHECKING:
 
 VERIFY_ROWS = 6
 """Rows of a full DSpark block: the anchor and five drafts."""
+SETTINGS = ("artifact", "artifact_id", "target")
 
 
 def run(
@@ -23,35 +26,66 @@ def run(
     threads: Annotated[int, typer.Option(min=1, help="Threads of the kernels.")] = 1,
     context: Annotated[int, typer.Option(min=1, help="Position at which steps are timed.")] = 512,
     repeats: Annotated[int, typer.Option(min=3, help="Measurements; the median is reported.")] = 15,
+    profile: Annotated[
+        bool, typer.Option("--profile", help="Time of each kernel of a step; needs the extra `build`.")
+    ] = False,
+    rows: Annotated[int, typer.Option(min=1, help="With --profile: rows of the step.")] = 1,
+    output: Annotated[
+        Path | None,
+        typer.Option("--output", "-o", help="With --profile: also draw a PNG.", show_default=False),
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure load, prefill, decode, verify blocks and rewinds; medians, after a warm-up.
 
     Example: ds4c bench out/m --context 512 --json
     """
+    if profile:
+        _profile(artifact, rows, context, repeats, threads, output, as_json)
+        return
+    if output is not None or rows != 1:
+        usage_error("--output, --rows: expected them with --profile, got no --profile; add it")
+    result = measure_artifact(artifact, threads, context, repeats)
+    if as_json:
+        print_json(result)
+    else:
+        _print(result)
+
+
+def measure_artifact(artifact: Path, threads: int, context: int, repeats: int) -> dict[str, Any]:
+    """Everything `ds4c bench` reports; times in milliseconds unless the name says otherwise.
+
+    Raises:
+        CommandFailure: the artifact is too small for what was asked.
+    """
     from ds4c_runtime.local import open_local
 
     start = time.perf_counter()
     model = open_local(artifact, threads=threads)
     load_ms = (time.perf_counter() - start) * 1e3
-    most = model.manifest.model.context
-    if context + 16 * repeats > most:
-        usage_error(
-            f"--context: expected at most {most - 16 * repeats} (context less the steps), got {context}"
-        )
-    result = {
+    _check(model, context, VERIFY_ROWS)
+    return {
         "artifact": str(artifact),
         "artifact_id": model.manifest.artifact_id,
         "target": f"{model.manifest.target.name}:{model.manifest.target.variant}",
         "threads": threads,
         "context": context,
+        "repeats": repeats,
         "load_ms": round(load_ms, 2),
         **measure(model, context, repeats),
     }
-    if as_json:
-        print_json(result)
-    else:
-        _print(result)
+
+
+def _check(model: LocalModel, context: int, rows: int) -> None:
+    most = model.manifest.model.context - rows
+    if context > most:
+        usage_error(f"--context: expected at most {most} (context less a step of {rows} rows), got {context}")
+    limits = model.manifest.limits
+    if rows > min(limits.max_rows, limits.max_logit_rows):
+        usage_error(
+            f"bench refused: expected an artifact of at least {rows} rows and logit rows a step, got "
+            f"{limits.max_rows} and {limits.max_logit_rows}; build it with larger --rows and --logit-rows"
+        )
 
 
 def measure(model: LocalModel, context: int, repeats: int) -> dict[str, float]:
@@ -60,20 +94,29 @@ def measure(model: LocalModel, context: int, repeats: int) -> dict[str, float]:
 
     tokens = np.random.default_rng(0).integers(0, model.manifest.model.vocab_size, context).tolist()
     session = model.session("bench")
+    start = time.perf_counter()
+    session.prefill(tokens[:1])
+    first = (time.perf_counter() - start) * 1e3
     prefill = _median(lambda: _prefill(session, tokens), max(3, repeats // 4))
     _prefill(session, tokens)
-    decode = _median(lambda: _step(session, tokens[:1], context), repeats)
-    verify = _median(lambda: _step(session, tokens[:VERIFY_ROWS], context), repeats)
-    out = {
+    block = (tokens * VERIFY_ROWS)[:VERIFY_ROWS]
+    decode = _times(lambda: _step(session, block[:1], context), repeats)
+    verify = _median(lambda: _step(session, block, context), repeats)
+    step = statistics.median(decode)
+    rewind = _median(lambda: _rewind(session, block, context), repeats)
+    session.close()
+    return {
+        "first_step_ms": round(first, 3),
         "prefill_tokens_per_s": round(context / (prefill / 1e3), 1),
         "prefill_ms": round(prefill, 3),
-        "decode_step_ms": round(decode, 4),
-        "decode_tokens_per_s": round(1e3 / decode, 1),
+        "decode_step_ms": round(step, 4),
+        "decode_step_best_ms": round(min(decode), 4),
+        "decode_step_worst_ms": round(max(decode), 4),
+        "decode_tokens_per_s": round(1e3 / step, 1),
         "rows6_step_ms": round(verify, 4),
-        "rewind_in_place_ms": round(_rewind(session, tokens[:VERIFY_ROWS], context, repeats), 5),
+        "rewind_in_place_ms": round(rewind, 5),
+        "rewind_share_of_step": round(rewind / step, 5),
     }
-    session.close()
-    return out
 
 
 def _prefill(session: Session, tokens: list[int]) -> float:
@@ -84,7 +127,7 @@ def _prefill(session: Session, tokens: list[int]) -> float:
 
 
 def _step(session: Session, tokens: list[int], position: int) -> float:
-    """One step of some rows at a position, undone in place afterwards."""
+    """One step of some rows with all their logits at a position, undone in place afterwards."""
     start = time.perf_counter()
     session.step(tokens, all_logits=True)
     seconds = time.perf_counter() - start
@@ -92,22 +135,52 @@ def _step(session: Session, tokens: list[int], position: int) -> float:
     return seconds
 
 
-def _rewind(session: Session, tokens: list[int], position: int, repeats: int) -> float:
-    def once() -> float:
-        session.step(tokens)
-        start = time.perf_counter()
-        session.rewind(position)
-        return time.perf_counter() - start
+def _rewind(session: Session, tokens: list[int], position: int) -> float:
+    session.step(tokens)
+    start = time.perf_counter()
+    session.rewind(position)
+    return time.perf_counter() - start
 
-    return _median(once, repeats)
+
+def _times(measurement: Callable[[], float], repeats: int) -> list[float]:
+    """Milliseconds; the first measurement is a warm-up and left out."""
+    measurement()
+    return [measurement() * 1e3 for _ in range(repeats)]
 
 
 def _median(measurement: Callable[[], float], repeats: int) -> float:
-    """Median in milliseconds; the first measurement is a warm-up."""
-    import statistics
+    return statistics.median(_times(measurement, repeats))
 
-    measurement()
-    return statistics.median(measurement() for _ in range(repeats)) * 1e3
+
+def _profile(
+    artifact: Path,
+    rows: int,
+    context: int,
+    repeats: int,
+    threads: int,
+    output: Path | None,
+    as_json: bool,
+) -> None:
+    from ds4c.cli.bench_picture import draw_profile, print_profile, profile_data
+    from ds4c.cli.bench_profile import profile
+    from ds4c_runtime.manifest import Manifest
+
+    manifest = Manifest.read(artifact)
+    if rows > manifest.limits.max_rows:
+        usage_error(f"--rows: expected at most {manifest.limits.max_rows} rows a step, got {rows}")
+    if context + rows > manifest.model.context:
+        usage_error(
+            f"--context: expected at most {manifest.model.context - rows} with {rows} rows, got {context}"
+        )
+    found = profile(artifact, rows, context, repeats, threads)
+    if output is not None:
+        draw_profile(
+            found, output, f"{manifest.model.name} on {manifest.target.name}:{manifest.target.variant}"
+        )
+    if as_json:
+        print_json({"artifact": str(artifact), "artifact_id": manifest.artifact_id, **profile_data(found)})
+    else:
+        print_profile(found)
 
 
 def _print(result: dict[str, Any]) -> None:
@@ -115,7 +188,7 @@ def _print(result: dict[str, Any]) -> None:
 
     table = Table("figure", "value", title=f"{result['artifact']} on {result['target']}")
     for name, value in result.items():
-        if name not in ("artifact", "artifact_id", "target"):
+        if name not in SETTINGS:
             table.add_row(name, str(value))
     result_console().print(table)
 
