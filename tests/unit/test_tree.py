@@ -14,7 +14,7 @@ TEXT_SUFFIXES = {
 }  # fmt: skip
 
 # Folders of one machine. `shared` is a folder that stands beside some checkouts; nothing may need it.
-MACHINE_PATHS = re.compile(r"(?<![\w.-])/(?:work|root|mnt|Users)/|/home/(?!runner)\w|(?<![\w-])shared/")
+MACHINE_PATHS = re.compile(r"(?<![\w.-])/(?:work|root|mnt|Users)/|/home/(?!runner)\w|(?<![\w-])shared/\w")
 
 
 def tracked_files() -> list[Path]:
