@@ -63,7 +63,7 @@ def measure_artifact(artifact: Path, threads: int, context: int, repeats: int) -
     start = time.perf_counter()
     model = open_local(artifact, threads=threads)
     load_ms = (time.perf_counter() - start) * 1e3
-    _check(model, context, VERIFY_ROWS)
+    check_limits(model, context, VERIFY_ROWS)
     return {
         "artifact": str(artifact),
         "artifact_id": model.manifest.artifact_id,
@@ -76,7 +76,12 @@ def measure_artifact(artifact: Path, threads: int, context: int, repeats: int) -
     }
 
 
-def _check(model: LocalModel, context: int, rows: int) -> None:
+def check_limits(model: LocalModel, context: int, rows: int) -> None:
+    """Refuse an artifact in which a step of some rows does not fit.
+
+    Raises:
+        CommandFailure: naming the limit.
+    """
     most = model.manifest.model.context - rows
     if context > most:
         usage_error(f"--context: expected at most {most} (context less a step of {rows} rows), got {context}")

@@ -5,11 +5,14 @@ from __future__ import annotations
 import importlib.util
 import json
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
 import numpy as np
 import pytest
 from artifacts import Build
 
+from ds4c.cli.bench import check_limits
 from ds4c.cli.bench_picture import draw_profile, print_profile
 from ds4c.cli.bench_profile import KernelTime, Profile, TimedDevice, open_timed, profile_program
 from ds4c.cli.bench_traffic import StepShape, kernel_bytes
@@ -67,11 +70,11 @@ def test_refusals(
     assert err.count("\n") == 1
 
 
-def test_an_artifact_of_small_steps_is_refused(built: Build, capsys: pytest.CaptureFixture[str]) -> None:
-    artifact = built("tiny-8", logit_rows=2).artifact
-    status, _, err = ds4c(capsys, "bench", str(artifact), "--context", "32")
-    assert status == 2
-    assert "got 64 and 2" in err
+def test_an_artifact_of_small_steps_is_refused() -> None:
+    limits = SimpleNamespace(max_rows=64, max_logit_rows=2)
+    manifest = SimpleNamespace(model=SimpleNamespace(context=512), limits=limits)
+    with pytest.raises(CommandFailure, match="got 64 and 2; build it with larger --rows and --logit-rows"):
+        check_limits(cast(Any, SimpleNamespace(manifest=manifest)), 32, 6)
 
 
 @pytest.fixture(scope="module")
@@ -98,6 +101,7 @@ def test_the_calls_one_by_one_are_the_step(built: Build, timed: tuple[object, Ti
     session.close()
 
 
+@pytest.mark.slow
 def test_profile_json_and_picture(built: Build, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     artifact = built("tiny-8").artifact
     before = {file.name for file in artifact.iterdir()}
