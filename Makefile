@@ -11,13 +11,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help setup host oracle demo lint format test golden proto clean distclean
+.PHONY: help setup host oracle demo bench lint format test golden proto clean distclean
 
 help:
 	@echo "make demo     set up .venv, build the bundled model for cpu, serve it, drive it with a gRPC client"
 	@echo "make test     set up .venv, lint, types, import rules, all tests"
 	@echo "make setup    only .venv            make lint     ruff, basedpyright, import rules"
 	@echo "make oracle   torch and transformers for live parity tests (CPU build only)"
+	@echo "make bench    speed of ds4c beside llama.cpp and transformers (the latter after make oracle)"
 	@echo "make golden   rewrite the golden vectors (needs make oracle)      make proto    rewrite the gRPC stubs"
 	@echo "make format   ruff format and fixes      make clean    out/ and caches      make distclean    also .venv"
 
@@ -44,6 +45,11 @@ oracle: setup
 
 demo: setup
 	@$(BIN)/python demo/run_demo.py
+
+# A peer that cannot run here is named and left out. BENCH="--pairs 7 --weights f32" passes options.
+bench: setup
+	@$(BIN)/python -c 'import gguf, matplotlib' 2>/dev/null || $(PIP) install -q -e '.[build,test,peers]'
+	@$(BIN)/python -m benchmarks $(BENCH)
 
 lint: setup
 	$(BIN)/ruff check .
