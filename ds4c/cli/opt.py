@@ -48,10 +48,16 @@ def run(
         module = parse_module(text, str(file))
         run_pipeline(module, chosen)
     except ParseError as error:
-        where, *rest = [line for line in str(error).splitlines() if line.strip()]
-        got = rest[-1].strip(" ^") if rest else "none"
+        where, *rest = [line.strip(" ^") for line in str(error).splitlines() if line.strip(" ^")]
         raise CommandFailure(
-            f"{where.strip()} not parsed: expected IR text of the ds4 dialect, got: {got}", ExitCode.MALFORMED
+            f"{where} not parsed: expected IR text of the ds4 dialect, got an error ({(rest or ['none'])[-1]}); "
+            "correct it",
+            ExitCode.MALFORMED,
+        ) from None
+    except RecursionError:
+        raise CommandFailure(
+            f"{file} not parsed: expected IR text of the ds4 dialect, got regions nested too deep; correct it",
+            ExitCode.MALFORMED,
         ) from None
     except DiagnosticException as error:
         raise CommandFailure(_message(error), ExitCode.FAILED) from None

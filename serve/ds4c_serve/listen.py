@@ -11,6 +11,8 @@ import grpc
 from ds4c_runtime.errors import InvalidRequestError
 
 UNIX_PREFIX = "unix:"
+MAX_SOCKET_PATH = 107
+"""Bytes that the system's address of a Unix socket holds."""
 
 
 class ListenError(Exception):
@@ -97,9 +99,10 @@ def bind(server: grpc.aio.Server, address: Address, credentials: grpc.ServerCred
         else:
             port = server.add_secure_port(address.target(), credentials)
     except RuntimeError as error:
+        files = "" if credentials is None else ", and its TLS files to be a certificate and its key"
         raise ListenError(
-            f"cannot listen: expected {address.target()} to be free and allowed, got a failed bind; "
-            "choose another address"
+            f"cannot listen: expected {address.target()} to be free and allowed{files}, got a failed bind; "
+            f"choose another address{' or check the files' if files else ''}"
         ) from error
     finally:
         if mask is not None:
@@ -111,12 +114,20 @@ def _free_socket_file(path: Path) -> None:
     """Remove a left-over socket file.
 
     Raises:
-        ListenError: something listens on it, or it is a file of another kind.
+        ListenError: something listens on it, it is a file of another kind, or the path is too long.
     """
+    size = len(os.fsencode(path))
+    if size > MAX_SOCKET_PATH:
+        raise ListenError(
+            f"cannot listen: expected a socket path of at most {MAX_SOCKET_PATH} bytes, got {size}; "
+            "choose another"
+        )
     if not path.exists():
         return
     if not path.is_socket():
-        raise ListenError(f"cannot listen: expected {path} to be a socket or absent, got another file")
+        raise ListenError(
+            f"cannot listen: expected {path} to be a socket or absent, got another file; choose another path"
+        )
     probe = socket.socket(socket.AF_UNIX, socket.SOCK_STREAM)
     try:
         probe.connect(str(path))

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import yaml
 from numpy.typing import NDArray
@@ -30,7 +30,37 @@ _PANEL_OPS = {
 @cache
 def description() -> dict[str, Any]:
     """Contents of `target.yaml`."""
-    return yaml.safe_load((_FOLDER / "target.yaml").read_text())
+    return read_description(_FOLDER / "target.yaml")
+
+
+def read_description(path: Path) -> dict[str, Any]:
+    """Read the description of the target and check what is used of it.
+
+    Raises:
+        TargetError: the file cannot be read, is no YAML, or lacks something.
+    """
+
+    def wrong(expected: str, got: object) -> TargetError:
+        return TargetError(f"{path}: expected {expected}, got {got}; install ds4c again")
+
+    try:
+        found: object = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except (OSError, UnicodeDecodeError) as error:
+        raise wrong("a readable file in UTF-8", error) from error
+    except yaml.YAMLError as error:
+        raise wrong("YAML", " ".join(str(error).split())) from error
+    if not isinstance(found, dict):
+        raise wrong("a mapping", type(found).__name__)
+    given = cast(dict[str, Any], found)
+    variants, order = given.get("variants"), given.get("default_variant_order")
+    if not isinstance(variants, dict) or "generic" not in variants:
+        raise wrong("variants with one named generic", variants)
+    for name, variant in cast(dict[str, Any], variants).items():
+        if not isinstance(variant, dict) or not {"features", "llvm"} <= cast(dict[str, Any], variant).keys():
+            raise wrong(f"features and llvm of variant {name}", variant)
+    if not isinstance(order, list) or not set(cast(list[str], order)) <= set(cast(dict[str, Any], variants)):
+        raise wrong("a default_variant_order of names of variants", order)
+    return given
 
 
 @cache
