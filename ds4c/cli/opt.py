@@ -50,13 +50,13 @@ def run(
     except ParseError as error:
         where, *rest = [line.strip(" ^") for line in str(error).splitlines() if line.strip(" ^")]
         raise CommandFailure(
-            f"{where} not parsed: expected IR text of the ds4 dialect, got an error ({(rest or ['none'])[-1]}); "
-            "correct it",
+            f"{where} not parsed: expected IR text of the ds4 dialect, got an error "
+            f"({(rest or ['none'])[-1]}); correct it",
             ExitCode.MALFORMED,
         ) from None
     except RecursionError:
         raise CommandFailure(
-            f"{file} not parsed: expected IR text of the ds4 dialect, got regions nested too deep; correct it",
+            f"{file} not parsed: expected IR text of the ds4 dialect, got too deep nesting; correct it",
             ExitCode.MALFORMED,
         ) from None
     except DiagnosticException as error:

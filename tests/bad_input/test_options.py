@@ -219,7 +219,7 @@ PEM = b"-----BEGIN CERTIFICATE-----\nMAo=\n-----END CERTIFICATE-----\n"
 
 @pytest.mark.parametrize(
     ("content", "code", "part"),
-    [(None, 2, "No such file"), (b"\xff\x00", 2, "a PEM file"), (b"", 2, "a PEM file"), (PEM, 1, "TLS files")],
+    [(None, 2, "No such file"), (b"\xff\x00", 2, "a PEM file"), (b"", 2, "a PEM file"), (PEM, 1, "TLS")],
     ids=["missing", "other bytes", "empty", "no certificate inside"],
 )  # fmt: skip
 def test_certificates(artifact: Path, tmp_path: Path, content: bytes | None, code: int, part: str) -> None:
