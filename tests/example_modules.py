@@ -117,7 +117,7 @@ def stage(name: str, after: str, horizon: int = 20) -> ModuleOp:
     return dict(stages(name, horizon))[after].clone()
 
 
-PIPELINE = ("verify-model", "expand-macros", "plan-state", "insert-snapshots", "canonicalize", "cse", "dce",
+PIPELINE = ("verify-model", "expand-macros", "plan-state", "prove-rewind", "insert-snapshots", "canonicalize", "cse", "dce",
             *FUSIONS, "choose-layout", "lower-to-kernels", "plan-buffers")  # fmt: skip
 
 

@@ -26,6 +26,7 @@ from ds4c.passes.insert_snapshots import InsertSnapshots
 from ds4c.passes.lower_to_kernels import LowerToKernels
 from ds4c.passes.plan_buffers import PlanBuffers
 from ds4c.passes.plan_state import PlanState
+from ds4c.passes.prove_rewind import ProveRewind
 from ds4c.passes.target import get_target
 from ds4c.passes.verify_model import VerifyModel
 
@@ -35,6 +36,7 @@ PASSES: dict[str, type[ModulePass]] = {
         VerifyModel,
         ExpandMacros,
         PlanState,
+        ProveRewind,
         InsertSnapshots,
         CanonicalizePass,
         CommonSubexpressionElimination,
@@ -73,6 +75,7 @@ def pipeline(options: PipelineOptions) -> list[ModulePass]:
         ExpandMacros(),
         # how states are laid out and rewound
         PlanState(o.horizon, o.context, o.rows, o.segments, o.logit_rows),
+        ProveRewind(),
         InsertSnapshots(),
         # only now is anything deleted; states live through close
         CanonicalizePass(),

@@ -1,4 +1,4 @@
-"""`plan-state`: capacities, live maps and offsets of all states, derived from read sets and proved."""
+"""`plan-state`: capacities, live maps and offsets of all states, derived from read sets."""
 
 from __future__ import annotations
 
@@ -27,7 +27,8 @@ class PlanState(ModulePass):
     """Smallest rings for which a rewind of up to `horizon` tokens is exact by moving the position.
 
     The ring must also serve a step of the token before the target (logits after a rewind), so capacities are
-    derived for a distance of `horizon + 1`. A capacity that is already written down is checked, not changed.
+    derived for a distance of `horizon + 1`; `prove-rewind` then executes them. A capacity that is already
+    written down is checked, not changed.
     `page_tokens` 0 takes the smallest multiple of all compress ratios that is at least 128.
     """
 
@@ -45,7 +46,6 @@ class PlanState(ModulePass):
         decls = [d for d in states_of(op) if d.state_kind is not StateKind.HOST]
         page_tokens = self._page_tokens(decls)
         plan = Plan(self.horizon, self.context, self.rows, self.segments, self.logit_rows, page_tokens)
-        proved: dict[tuple[str, int, int], int] = {}
         slot = page = 0
         for decl in decls:
             decl.live = AffineMapAttr(live_map(decl))
@@ -54,7 +54,7 @@ class PlanState(ModulePass):
                 decl.offset = Int(page, 64)
                 page += round64(page_tokens // decl.row_every * decl.width * ELEMENT_BYTES)
             else:
-                decl.set_capacity(self._ring_capacity(decl, proved))
+                decl.set_capacity(self._ring_capacity(decl))
                 decl.offset = Int(slot, 64)
                 assert decl.capacity is not None
                 slot += round64(decl.capacity * decl.width * ELEMENT_BYTES)
@@ -70,22 +70,16 @@ class PlanState(ModulePass):
             )
         return self.page_tokens
 
-    def _ring_capacity(self, decl: StateOp, proved: dict[tuple[str, int, int], int]) -> int:
+    def _ring_capacity(self, decl: StateOp) -> int:
         reads = read_set(decl)
         distance = self.horizon + 1
         need = derive_capacity(reads, distance)
-        capacity = decl.capacity or need
-        key = (str(decl.reads), decl.row_every, capacity)
-        if key in proved:
-            return capacity
-        bad = prove(reads, capacity, distance)
-        if bad is not None:
-            raise PassFailedException(
-                f"plan-state: @{decl.state_name} has capacity {capacity}, needs {need} for horizon "
-                f"{self.horizon}: {bad}"
-            )
-        proved[key] = capacity
-        return capacity
+        if decl.capacity is None or decl.capacity >= need:
+            return decl.capacity or need
+        raise PassFailedException(
+            f"plan-state: @{decl.state_name} has capacity {decl.capacity}, needs {need} for horizon "
+            f"{self.horizon}: {prove(reads, decl.capacity, distance)}"
+        )
 
 
 def _check_options(options: PlanState) -> None:

@@ -10,7 +10,7 @@ from rewind_reference import Memo
 
 from ds4c.build import BuildOptions, build
 from ds4c.models.config import load_config
-from ds4c.passes import plan_state
+from ds4c.passes import plan_state, prove_rewind
 from ds4c.passes.windows import ReadSet
 from ds4c_runtime.errors import ArtifactError
 from ds4c_runtime.local import open_local
@@ -30,7 +30,7 @@ def build_with_small_ring(
 
     with monkeypatch.context() as patch:
         patch.setattr(plan_state, "derive_capacity", short)
-        patch.setattr(plan_state, "prove", lambda *_: None)
+        patch.setattr(prove_rewind, "prove", lambda *_: None)
         build(
             checkpoint, folder, BuildOptions(horizon=HORIZON, context=512, rows=32, logit_rows=32, segments=2)
         )
@@ -70,7 +70,7 @@ def test_the_proof_refuses_such_a_ring(tmp_path: Path, built: Build, monkeypatch
     monkeypatch.setattr(plan_state, "derive_capacity", lambda r, d: derive(r, d) - 1)
     from ds4c.errors import CompileError
 
-    with pytest.raises(CompileError, match=r"plan-state: @l0\.raw has capacity .* wants the row of position"):
+    with pytest.raises(CompileError, match=r"prove-rewind: @l0\.raw: expected .* wants the row of position"):
         build(built("tiny-8").checkpoint, tmp_path / "m", BuildOptions(context=512))
     assert not list(tmp_path.iterdir())
 

@@ -9,11 +9,12 @@ from ds4c.passes.pipeline import PASSES
 
 FOLDER = Path(__file__).parent / "filecheck"
 CASES = [case for file in sorted(FOLDER.glob("*.mlir")) for case in cases_of(file)]
-CHANGES_NOTHING = {"verify-model"}
+CHANGES_NOTHING = {"verify-model", "prove-rewind"}
 ALWAYS_CHANGES = {"insert-snapshots"}
 CAN_REFUSE = {
     "verify-model",
     "plan-state",
+    "prove-rewind",
     "insert-snapshots",
     "choose-layout",
     "lower-to-kernels",

@@ -10,7 +10,7 @@ from ds4c.ir.types import StateKind
 from ds4c.models.deepseek_v4 import build_module
 from ds4c.models.ir_weights import ir_weights
 from ds4c.models.presets import PRESETS
-from ds4c.passes import plan_state
+from ds4c.passes import prove_rewind
 from ds4c.passes.pipeline import PipelineOptions, pipeline
 from ds4c.passes.plan import Plan
 from ds4c.passes.program import program_of
@@ -32,7 +32,7 @@ def lowered() -> tuple[ModuleOp, list[int]]:
     module = build_module(config, ir_weights(config, 65536, lambda name: "bfloat16"))
     options = PipelineOptions(context=65536, horizon=HORIZON, rows=256, logit_rows=64)
     with pytest.MonkeyPatch.context() as patch, fake_target():
-        patch.setattr(plan_state, "prove", counted)
+        patch.setattr(prove_rewind, "prove", counted)
         for item in pipeline(options):
             item.apply(make_context(), module)
     verify_module(module)

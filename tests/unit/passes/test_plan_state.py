@@ -14,6 +14,7 @@ from ds4c.ir.types import StateKind, rows_tensor
 from ds4c.models.deepseek_v4 import append_reads, raw_reads, roll_reads
 from ds4c.passes.plan import Plan
 from ds4c.passes.plan_state import PlanState, live_form, live_map, read_set
+from ds4c.passes.prove_rewind import ProveRewind
 from ds4c.passes.windows import CounterExample, ReadSet, derive_capacity, prove
 
 READS: dict[str, tuple[AffineMap, int]] = {
@@ -224,10 +225,9 @@ def test_a_read_set_with_more_phases_than_its_period_is_caught_by_the_proof() ->
     """The derivation enumerates the phases of `every`; a map with other phases is refused, not believed."""
     p = AffineExpr.dimension(0)
     odd = AffineMap(1, 0, ((p // 3) * 3 - 2, p))
-    with pytest.raises(
-        PassFailedException, match=r"plan-state: @s has capacity .* wants the row of position"
-    ):
-        planned(StateOp.make("s", StateKind.RING, rows_tensor(2), 1, odd), horizon=4, context=64)
+    module = planned(StateOp.make("s", StateKind.RING, rows_tensor(2), 1, odd), horizon=4, context=64)
+    with pytest.raises(PassFailedException, match=r"prove-rewind: @s: expected .* wants the row of position"):
+        ProveRewind().apply(make_context(), module)
 
 
 def test_offsets_of_rings_and_pages_do_not_overlap() -> None:
@@ -257,7 +257,8 @@ def test_the_proof_is_fast_enough_to_run_in_every_build(monkeypatch: pytest.Monk
         calls.append((capacity, distance))
         return prove(reads, capacity, distance)
 
-    monkeypatch.setattr("ds4c.passes.plan_state.prove", counted)
+    monkeypatch.setattr("ds4c.passes.prove_rewind.prove", counted)
     module = fresh_module("tiny-128")
     PlanState(horizon=20, context=512).apply(make_context(), module)
+    ProveRewind().apply(make_context(), module)
     assert sorted(calls) == [(28, 21), (36, 21), (148, 21)]
