@@ -28,7 +28,7 @@ _PACKAGES = (
     "transformers",
 )
 _MODULES_OF_BUILD = ("tvm", "xdsl", "safetensors", "ml_dtypes")
-CPU_GENERIC = tuple("avx avx2 bmi1 bmi2 f16c fma movbe".split())
+CPU_GENERIC = tuple("abm avx avx2 bmi1 bmi2 f16c fma movbe".split())
 """What code for cpu:generic needs; the target says so itself, but is not part of the base install."""
 _CPU_FEATURES = (
     *CPU_GENERIC,

@@ -45,11 +45,11 @@ def _artifact(path: Path, states: bool, tensors: bool, ir: bool, as_json: bool) 
     import dataclasses
 
     from ds4c_runtime.manifest import Manifest
-    from ds4c_runtime.manifest_checks import verify_file, verify_files
+    from ds4c_runtime.manifest_checks import verify_file, verify_sizes
 
     manifest = Manifest.read(path)
     if ir:
-        verify_files(path, manifest, "sizes")
+        verify_sizes(path, manifest)
         verify_file(path, manifest, "module.mlir")
         print_result((path / "module.mlir").read_text(encoding="utf-8").rstrip("\n"))
     elif as_json:

@@ -11,7 +11,6 @@ from collections.abc import Generator, Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
 
 from ds4c_runtime.errors import ArtifactError
 from ds4c_runtime.manifest import ITEM_BYTES, MANIFEST_NAME, IoField, Manifest, product
@@ -23,8 +22,6 @@ HASH_AT_LOAD_BYTES = 1 << 30
 """Artifacts up to this size are hashed before they are used."""
 ROWS_OFFSET = 16
 """Index of the first entry of the `logit_rows` buffer; entry 0 is the count."""
-
-VerifyMode = Literal["load", "sizes", "full"]
 
 
 def check_manifest(manifest: Manifest) -> None:
@@ -64,24 +61,14 @@ def check_horizon(manifest: Manifest) -> None:
             )
 
 
-def verify_files(folder: Path | str, manifest: Manifest, mode: VerifyMode = "load") -> tuple[str, ...]:
-    """Compare the files of an artifact with its manifest.
-
-    Args:
-        folder: the artifact.
-        manifest: its manifest.
-        mode: `sizes` hashes nothing; `full` hashes all; `load` hashes all if the artifact has at most
-            1 GiB, otherwise all but `weights.bin`.
-
-    Returns:
-        Names of the files that were not hashed; hash them with `verify_file` in the background.
+def verify_sizes(folder: Path | str, manifest: Manifest) -> None:
+    """See that every file of an artifact is there and has its size; hashes nothing.
 
     Raises:
-        ArtifactError: a file is missing, a symbolic link, of another size or of other content.
+        ArtifactError: a file is missing, a symbolic link, or of another size.
     """
-    root = Path(folder)
     for entry in manifest.files:
-        path = root / entry.name
+        path = Path(folder) / entry.name
         if path.is_symlink() or not path.is_file():
             raise ArtifactError(
                 f"artifact rejected: expected a regular file {entry.name}, got none or a link"
@@ -91,15 +78,17 @@ def verify_files(folder: Path | str, manifest: Manifest, mode: VerifyMode = "loa
                 f"artifact rejected: expected {entry.bytes} bytes in {entry.name}, "
                 f"got {path.stat().st_size}; copy the artifact again"
             )
-    total = sum(f.bytes for f in manifest.files)
-    names = [f.name for f in manifest.files]
-    later = names if mode == "sizes" else []
-    if mode == "load" and total > HASH_AT_LOAD_BYTES:
-        later = [n for n in names if n == WEIGHTS_NAME]
-    for name in names:
-        if name not in later:
-            verify_file(root, manifest, name)
-    return tuple(later)
+
+
+def verify_files(folder: Path | str, manifest: Manifest) -> None:
+    """Compare size and content of every file of an artifact with its manifest.
+
+    Raises:
+        ArtifactError: a file is missing, a symbolic link, of another size or of other content.
+    """
+    verify_sizes(folder, manifest)
+    for entry in manifest.files:
+        verify_file(folder, manifest, entry.name)
 
 
 @contextmanager
@@ -110,13 +99,14 @@ def verifying(folder: Path | str, manifest: Manifest) -> Generator[tuple[str, ..
     raised at its end, before anybody uses them.
 
     Yields:
-        Names of the files that are hashed neither before nor during the body (`verify_files`).
+        Names of the files that are hashed neither before nor during the body, since the artifact is larger
+        than 1 GiB; hash them with `verify_file` in the background.
 
     Raises:
         ArtifactError: as `verify_files`.
     """
     root = Path(folder)
-    verify_files(root, manifest, "sizes")
+    verify_sizes(root, manifest)
     weights = [f.name for f in manifest.files if f.name == WEIGHTS_NAME]
     for entry in manifest.files:
         if entry.name not in weights:

@@ -26,6 +26,7 @@ SWITCH_SECONDS = 1e-5
 
 Python's default of 5 ms is longer than many steps; it is a setting of the whole process.
 """
+_process_threads: int | None = None
 _ALIASES = {
     "pni": "sse3",
     "abm": "lzcnt",
@@ -66,7 +67,7 @@ class CpuDevice:
             )
         check_features(manifest.target.features, host_features())
         # The pool of a thread starts with the first parallel kernel and reads this variable then.
-        os.environ["TVM_NUM_THREADS"] = str(threads)
+        _fix_threads(threads)
         sys.setswitchinterval(min(sys.getswitchinterval(), SWITCH_SECONDS))
         module = self._load_libraries(folder, manifest)
         for entry in manifest.entry_points:
@@ -113,6 +114,22 @@ class CpuDevice:
             held = (arena, self._from_dlpack(arena, require_alignment=ALIGNMENT))
             self._tensors[id(arena)] = held
         return held[1]
+
+
+def _fix_threads(threads: int) -> None:
+    """Set the size of TVM's pool, which a process has once.
+
+    Raises:
+        DeviceError: an artifact was loaded with another number of threads before.
+    """
+    global _process_threads
+    if _process_threads not in (None, threads):
+        raise DeviceError(
+            f"device cpu refused: expected {_process_threads} threads as for the artifact loaded before, "
+            f"got {threads}; use another process"
+        )
+    _process_threads = threads
+    os.environ["TVM_NUM_THREADS"] = str(threads)
 
 
 def _import_tvm_ffi() -> Any:

@@ -16,7 +16,14 @@ from fake_executable import small_manifest
 from ds4c_runtime import manifest_checks
 from ds4c_runtime.errors import ArtifactError
 from ds4c_runtime.manifest import FileEntry, Live, Manifest, RingState, WeightEntry
-from ds4c_runtime.manifest_checks import block_layout, check_horizon, verify_file, verify_files
+from ds4c_runtime.manifest_checks import (
+    block_layout,
+    check_horizon,
+    verify_file,
+    verify_files,
+    verify_sizes,
+    verifying,
+)
 
 FILES = {
     "kernels.so": b"kernels",
@@ -214,15 +221,15 @@ def test_folders_that_are_no_artifact(tmp_path: Path) -> None:
 @pytest.mark.parametrize("name", FILES)
 def test_one_flipped_byte_in_each_file_is_found(tmp_path: Path, name: str) -> None:
     manifest = write(tmp_path)
-    assert verify_files(tmp_path, manifest) == ()
-    assert verify_files(tmp_path, manifest, "full") == ()
+    verify_files(tmp_path, manifest)
     content = bytearray(FILES[name])
     content[len(content) // 2] ^= 1
     (tmp_path / name).write_bytes(content)
-    assert set(verify_files(tmp_path, manifest, "sizes")) == set(FILES)
-    for mode in ("load", "full"):
-        with pytest.raises(ArtifactError, match=f"for {name}, got"):
-            verify_files(tmp_path, manifest, mode)
+    verify_sizes(tmp_path, manifest)
+    with pytest.raises(ArtifactError, match=f"for {name}, got"):
+        verify_files(tmp_path, manifest)
+    with pytest.raises(ArtifactError, match=f"for {name}, got"), verifying(tmp_path, manifest):
+        assert name == "weights.bin", "a file that is run must be hashed before"
 
 
 def test_one_flipped_byte_of_the_manifest_is_found() -> None:
@@ -243,21 +250,22 @@ def test_files_that_are_missing_short_or_links(tmp_path: Path) -> None:
     manifest = write(tmp_path)
     (tmp_path / "weights.bin").write_bytes(bytes(4095))
     with pytest.raises(ArtifactError, match=r"expected 4096 bytes in weights\.bin, got 4095"):
-        verify_files(tmp_path, manifest, "sizes")
+        verify_sizes(tmp_path, manifest)
     (tmp_path / "weights.bin").unlink()
     with pytest.raises(ArtifactError, match=r"expected a regular file weights\.bin"):
-        verify_files(tmp_path, manifest, "sizes")
+        verify_sizes(tmp_path, manifest)
     (tmp_path / "elsewhere").write_bytes(bytes(4096))
     (tmp_path / "weights.bin").symlink_to(tmp_path / "elsewhere")
     with pytest.raises(ArtifactError, match="regular file"):
-        verify_files(tmp_path, manifest, "sizes")
+        verify_sizes(tmp_path, manifest)
 
 
 def test_weights_of_large_artifacts_are_hashed_later(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     manifest = write(tmp_path)
     monkeypatch.setattr(manifest_checks, "HASH_AT_LOAD_BYTES", 4096)
     (tmp_path / "weights.bin").write_bytes(bytes(4095) + b"x")
-    assert verify_files(tmp_path, manifest) == ("weights.bin",)
+    with verifying(tmp_path, manifest) as later:
+        assert later == ("weights.bin",)
     with pytest.raises(ArtifactError):
         verify_file(tmp_path, manifest, "weights.bin")
     (tmp_path / "kernels.so").write_bytes(b"kernelz")
