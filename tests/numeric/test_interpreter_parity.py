@@ -81,12 +81,12 @@ def test_prompts_of_one_to_five_tokens(name: str) -> None:
         assert np.abs(got - logits).max() <= golden.tolerance
 
 
-@pytest.mark.parametrize(("name", "tokens"), [("tiny-128", 300), ("tiny-8", 90)])
-def test_the_vectors_cross_every_border(name: str, tokens: int) -> None:
+@pytest.mark.parametrize("name", ["tiny-128", "tiny-8"])
+def test_the_vectors_cross_every_border(name: str) -> None:
     golden = load_golden(name)
     config = golden.config
     heavy = max(config.compress_ratios)
-    assert len(golden.tokens) >= tokens
+    assert len(golden.tokens) >= 300
     assert len(golden.tokens) > 2 * heavy + config.sliding_window
     assert (len(golden.tokens) - 1) // 4 > config.index_topk
 
@@ -95,9 +95,10 @@ def test_the_vectors_cross_every_border(name: str, tokens: int) -> None:
 def test_chunks_do_not_matter(chunks: tuple[int, ...], record_property: Any) -> None:
     """NumPy products differ in the last bits with the number of rows; kernels are held to `==` elsewhere."""
     golden = load_golden("tiny-8")
+    tokens = golden.tokens[:120]  # borders of every window and of the top-k; each step takes a while
     for dtype, bound in ((np.float64, 1e-9), (np.float32, golden.tolerance)):
-        got = logits_of(machine_of("tiny-8", dtype), golden.tokens, chunks)
-        difference = float(np.abs(got - whole("tiny-8", dtype)).max())
+        got = logits_of(machine_of("tiny-8", dtype), tokens, chunks)
+        difference = float(np.abs(got - whole("tiny-8", dtype)[: len(tokens)]).max())
         record_property(f"largest difference {np.dtype(dtype).name}", difference)
         assert difference <= bound
 
@@ -139,7 +140,7 @@ def test_live_oracle_of_another_seed(name: str, tmp_path: Path, rng: np.random.G
     config = PRESETS[name]
     write_checkpoint(config, tmp_path / "model", seed=77)
     ir_weights = IrWeightMap.of_arrays(config, CONTEXT, generate_weights(config, 77))
-    tokens = rng.integers(0, config.vocab_size, 300 if name == "tiny-128" else 90).astype(np.int32)
+    tokens = rng.integers(0, config.vocab_size, 300).astype(np.int32)
     want = hf_logits(tmp_path / "model", tokens)
     machine = Machine(build_module(config, ir_weights.table), ir_weights, np.float32, context=CONTEXT)
     bound = 2e-5 * max(1.0, float(np.sqrt(np.mean(np.square(want, dtype=np.float64)))))

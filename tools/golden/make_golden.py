@@ -33,7 +33,16 @@ from tools.golden.reference64 import Reference64  # noqa: E402
 MIN_MARGIN = 1e-5
 """Smallest accepted gap between chosen and left-out experts or rows: closer calls may flip in float32."""
 
-MAX_FILE_BYTES = 400_000
+NUM_TOKENS = 320
+"""Tokens of each file: more than two windows of ratio 128, and every top-k truncates."""
+
+MAX_POSITIONS = 100
+"""Positions stored where not all are: logits of the demo, float64 logits of the tiny models."""
+
+MAX_FILE_BYTES = 500_000
+
+SEEDS = {"tiny-128": (0, 1000), "tiny-8": (1, 1002), "demo": (0, 1000)}
+"""Model -> seed of its weights, of its tokens; chosen so that no decision is closer than `MIN_MARGIN`."""
 
 DEMO_TEXT = (
     "<｜begin▁of▁sentence｜><｜User｜>What is 12 + 30?<｜Assistant｜></think>Let me work it out: "
@@ -59,37 +68,37 @@ def main() -> int:
 
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
-        for preset, seed, num_tokens in (("tiny-128", 0, 320), ("tiny-8", 1, 90), ("demo", 0, 320)):
+        for preset, (seed, token_seed) in SEEDS.items():
             folder = DEMO_FOLDER
             if preset != "demo":
                 folder = Path(scratch) / preset
                 write_checkpoint(PRESETS[preset], folder, seed)
-            _write(out / f"{preset}.npz", _vectors(preset, seed, folder, num_tokens))
+            _write(out / f"{preset}.npz", _vectors(preset, seed, token_seed, folder))
     return 0
 
 
-def golden_tokens(preset: str, seed: int, num_tokens: int, vocab_size: int) -> list[int]:
+def golden_tokens(preset: str, token_seed: int, vocab_size: int) -> list[int]:
     """Choose the tokens: random ids, after a chat in the demo model's own words where there is one."""
-    rng = np.random.default_rng(seed + 1000)
+    rng = np.random.default_rng(token_seed)
     head: list[int] = []
     if preset == "demo":
         from tokenizers import Tokenizer
 
         head = Tokenizer.from_file(str(DEMO_FOLDER / "tokenizer.json")).encode(DEMO_TEXT).ids
-    return [*head, *rng.integers(2, vocab_size, num_tokens).tolist()][:num_tokens]
+    return [*head, *rng.integers(2, vocab_size, NUM_TOKENS).tolist()][:NUM_TOKENS]
 
 
-def _vectors(preset: str, seed: int, folder: Path, num_tokens: int) -> dict[str, Any]:
+def _vectors(preset: str, seed: int, token_seed: int, folder: Path) -> dict[str, Any]:
     import oracle_hf
 
     checkpoint = open_checkpoint(folder)
     weights = {name: checkpoint.load(name) for name in checkpoint.names()}
-    tokens = golden_tokens(preset, seed, num_tokens, checkpoint.config.vocab_size)
+    tokens = golden_tokens(preset, token_seed, checkpoint.config.vocab_size)
     logits = oracle_hf.hf_logits(folder, tokens)
     reference = Reference64(checkpoint.config, weights)
     logits64 = reference.run(tokens)
     _check(preset, reference, logits, logits64)
-    positions = np.arange(num_tokens) if preset != "demo" else _positions(num_tokens, 60)
+    positions = np.arange(NUM_TOKENS) if preset != "demo" else _positions()
     vectors: dict[str, Any] = {
         "preset": preset,
         "seed": seed,
@@ -104,22 +113,22 @@ def _vectors(preset: str, seed: int, folder: Path, num_tokens: int) -> dict[str,
         vectors[f"short{length}_tokens"] = np.array(short, dtype=np.int32)
         vectors[f"short{length}_logits"] = oracle_hf.hf_logits(folder, short)
     if preset != "demo":
-        positions64 = _positions(num_tokens, 90)
+        positions64 = _positions()
         vectors["positions64"] = positions64.astype(np.int32)
         vectors["logits64"] = logits64[positions64]
     return vectors
 
 
-def _positions(num_tokens: int, count: int) -> NDArray[np.int64]:
-    """Choose positions to store: borders of windows and of the demo's top-k first, the rest spread evenly."""
-    edges = [0, 1, 2, 3, 4, 7, *range(62, 66), *range(125, 131), *range(253, 262), num_tokens - 1]
-    chosen = {position for position in edges if position < num_tokens}
-    spread = np.linspace(0, num_tokens - 1, num_tokens).round().astype(int)
-    step = max(1, num_tokens // (count - len(chosen) + 1))
-    for position in [*spread[step // 2 :: step], *spread]:
-        if len(chosen) == min(count, num_tokens):
+def _positions() -> NDArray[np.int64]:
+    """Choose positions to store: borders of windows and of every top-k first, the rest spread evenly."""
+    edges = [*range(5), *range(7, 10), *range(15, 20), *range(33, 37), *range(62, 66)]
+    edges += [*range(125, 131), *range(253, 262), NUM_TOKENS - 1]
+    chosen = set(edges)
+    step = NUM_TOKENS // (MAX_POSITIONS - len(chosen))
+    for position in [*range(step // 2, NUM_TOKENS, step), *range(NUM_TOKENS)]:
+        if len(chosen) == MAX_POSITIONS:
             break
-        chosen.add(int(position))
+        chosen.add(position)
     return np.array(sorted(chosen))
 
 
