@@ -131,14 +131,26 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except _LineError as error:
         return _report_line_error(error)
     except (typer.Abort, KeyboardInterrupt):
-        return ExitCode.INTERRUPTED
+        return _report_signal("an interrupt", ExitCode.INTERRUPTED)
+    except SystemExit as leaving:
+        if leaving.code != ExitCode.TERMINATED:
+            raise
+        return _report_signal("SIGTERM", ExitCode.TERMINATED)
     except Exception as error:
         described = describe_failure(error)
         if described is None:
             raise
         print_failure(described[0])
         return described[1]
+    if result == ExitCode.INTERRUPTED:  # some releases of typer give this instead of raising
+        return _report_signal("an interrupt", ExitCode.INTERRUPTED)
     return int(result) if isinstance(result, int) else ExitCode.OK
+
+
+def _report_signal(name: str, code: ExitCode) -> ExitCode:
+    """Say that the command was ended from outside."""
+    print_failure(f"command ended: expected to run to its end, got {name}; start it again")
+    return code
 
 
 def _report_line_error(error: Exception) -> int:

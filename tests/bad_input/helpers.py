@@ -20,6 +20,8 @@ PATHS = os.pathsep.join(str(ROOT / name) for name in (".", "runtime", "serve", "
 ONE_LINE = re.compile(r"error: .+: expected .+, got .+|error: .+; see ds4c( \w+)* --help")
 """`what failed: expected X, got Y; what to do`, or an error of the command line with its pointer."""
 
+DS4C = (sys.executable, "-m", "ds4c.cli.main")
+
 Change = Callable[[Path], object]
 
 
@@ -96,12 +98,14 @@ def command_line(pid: int) -> bytes:
 class Process:
     """A `ds4c` command in a process and process group of its own, with its own folder for temporary files."""
 
-    def __init__(self, *arguments: str | Path, temporary: Path, **environment: str) -> None:
+    def __init__(
+        self, *arguments: str | Path, temporary: Path, program: Sequence[str] = DS4C, **environment: str
+    ) -> None:
         self.temporary = temporary
         temporary.mkdir(exist_ok=True)
         self.process = subprocess.Popen(
-            [sys.executable, "-m", "ds4c.cli.main", *map(str, arguments)],
-            stdin=subprocess.DEVNULL,
+            [*program, *map(str, arguments)],
+            stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.PIPE,
             text=True,
@@ -153,9 +157,11 @@ class Process:
 
 
 @contextlib.contextmanager
-def started(*arguments: str | Path, temporary: Path, **environment: str) -> Iterator[Process]:
+def started(
+    *arguments: str | Path, temporary: Path, program: Sequence[str] = DS4C, **environment: str
+) -> Iterator[Process]:
     """A process that does not outlive the test."""
-    process = Process(*arguments, temporary=temporary, **environment)
+    process = Process(*arguments, temporary=temporary, program=program, **environment)
     try:
         yield process
     finally:
