@@ -40,7 +40,7 @@ class RebuildReason(Enum):
     INTEGRITY_FAILED = "integrity_failed"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RewindPlan:
     """What a rewind would cost. Positions and counts in tokens, time in seconds.
 
@@ -55,7 +55,7 @@ class RewindPlan:
     estimated_seconds: float
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, slots=True)
 class RewindReport:
     """What a rewind did. Positions and counts in tokens, times in seconds.
 

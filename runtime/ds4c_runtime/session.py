@@ -229,24 +229,41 @@ class Session:
                 invalid.
         """
         started = time.perf_counter()
-        plan = self.plan_rewind(to) if defer else self.check_rewind(to, max_replay_tokens)
-        self._require_open()
-        report = RewindReport(
-            plan.kind, cause, plan.rebuild_reason, self.position, to, plan.base_position, 0, 0.0, 0.0
-        )
-        rebuilds = plan.kind is RewindKind.REBUILD
-        if plan.kind is not RewindKind.NONE:
-            self._line.shorten(to, keep_state=not rebuilds)
+        line = self._line
+        position = len(line.history)
+        kind = line.kind(to, position) if 0 <= to <= position else RewindKind.REBUILD
+        if kind is RewindKind.REBUILD or not self._is_open:
+            return self._rewind_by_rebuild(to, cause, max_replay_tokens, defer)
+        # No plan is made and nothing is built twice here: this path is a hundredth of a decode step.
+        if kind is RewindKind.IN_PLACE:
+            line.shorten(to, keep_state=True)
             self.epoch += 1
-        if rebuilds and defer and to:
-            report = dataclasses.replace(report, kind=RewindKind.DEFERRED)
-        restored = time.perf_counter()
-        self.last_rewind = report = dataclasses.replace(report, restore_seconds=restored - started)
-        if rebuilds and not defer:
+        seconds = time.perf_counter() - started
+        report = RewindReport(kind, cause, RebuildReason.NOT_REBUILT, position, to, to, 0, seconds, 0.0)
+        self.last_rewind = report
+        return report
+
+    def _rewind_by_rebuild(
+        self, to: int, cause: RewindCause, max_replay_tokens: int | None, defer: bool
+    ) -> RewindReport:
+        started = time.perf_counter()
+        self._require_open()
+        plan = self.plan_rewind(to) if defer else self.check_rewind(to, max_replay_tokens)
+        kind = RewindKind.DEFERRED if defer and to else RewindKind.REBUILD
+        source = self.position
+        self._line.shorten(to, keep_state=False)
+        self.epoch += 1
+        seconds = time.perf_counter() - started
+        report = RewindReport(
+            kind, cause, plan.rebuild_reason, source, to, plan.base_position, 0, seconds, 0.0
+        )
+        self.last_rewind = report
+        if not defer:
             self.rebuild()
-            seconds = time.perf_counter() - restored
-            self.last_rewind = dataclasses.replace(report, replayed_tokens=to, replay_seconds=seconds)
-        return self.last_rewind
+            replay_seconds = time.perf_counter() - started - seconds
+            report = dataclasses.replace(report, replayed_tokens=to, replay_seconds=replay_seconds)
+            self.last_rewind = report
+        return report
 
     def rebuild(self) -> None:
         """Run chunks until the state is valid; does nothing if it is.

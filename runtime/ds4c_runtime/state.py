@@ -107,6 +107,8 @@ class StateStore:
     def release_from(self, lease: Lease, tokens: int) -> None:
         """Give back the pages that hold no token below `tokens`."""
         keep = self._pages_for(tokens)
+        if keep >= len(lease.pages):
+            return
         for page in lease.pages[keep:]:
             self._counts[page] -= 1
             if self._counts[page] == 0:

@@ -34,6 +34,7 @@ class Timeline:
         self.evaluated = 0
         self.high_water = 0
         self.floor = 0
+        self._horizon = executor.limits.horizon
         self.lease = store.open()
         self._saved_from = 0
         self._saved: Logits = np.zeros((0, executor.manifest.model.vocab_size), np.float32)
@@ -51,16 +52,24 @@ class Timeline:
     @property
     def oldest_target(self) -> int:
         """Lowest position a rewind reaches in place, if the state is valid."""
-        return max(self.floor, self.high_water - self.executor.limits.horizon)
+        return max(self.floor, self.high_water - self._horizon)
+
+    def kind(self, to: int, position: int) -> RewindKind:
+        """How a rewind to `to` in `[0, position]` is done: the one predicate of all rewinds and forks."""
+        if self.evaluated != position:
+            return RewindKind.REBUILD
+        if to == position:
+            return RewindKind.NONE
+        in_place = to >= self.floor and to >= self.high_water - self._horizon
+        return RewindKind.IN_PLACE if in_place else RewindKind.REBUILD
 
     def plan(self, to: int) -> RewindPlan:
-        """What a rewind to `to` in `[0, position]` costs: the one predicate of all rewinds and forks."""
-        if self.is_valid and to == self.position:
-            return RewindPlan(RewindKind.NONE, RebuildReason.NOT_REBUILT, to, to, 0, 0.0)
-        if self.is_valid and to >= self.oldest_target:
-            return RewindPlan(RewindKind.IN_PLACE, RebuildReason.NOT_REBUILT, to, to, 0, 0.0)
+        """What a rewind to `to` in `[0, position]` costs."""
+        kind = self.kind(to, self.position)
+        if kind is not RewindKind.REBUILD:
+            return RewindPlan(kind, RebuildReason.NOT_REBUILT, to, to, 0, 0.0)
         reason = RebuildReason.NO_SNAPSHOT if self.is_valid else RebuildReason.SNAPSHOT_INVALIDATED
-        return RewindPlan(RewindKind.REBUILD, reason, to, 0, to, self.executor.rates.estimate(to))
+        return RewindPlan(kind, reason, to, 0, to, self.executor.rates.estimate(to))
 
     def saved_logits(self) -> Logits | None:
         """Held logits at the current position, `[V]`."""
@@ -99,7 +108,9 @@ class Timeline:
             return
         self.evaluated = to
         self.store.release_from(self.lease, to)
-        self._saved = self._saved[: max(0, to - self._saved_from)]
+        kept = max(0, to - self._saved_from)
+        if kept < len(self._saved):
+            self._saved = self._saved[:kept]
 
     def forget_state(self) -> None:
         """Give up the state; the history is what a rebuild makes it from."""
