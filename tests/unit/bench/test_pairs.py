@@ -52,6 +52,13 @@ def test_processor_time_has_its_own_ratio() -> None:
     assert (row.ratio, row.cpu_ratio) == (1.0, 3.0)
 
 
+def test_a_goal_is_reached_by_both_clocks_or_not() -> None:
+    """A rewind of 1 % beside a step that other programs had doubled is one of 2 %."""
+    pairs = Pairs((Timed(0.01, 0.01),), (Timed(1.2, 0.6),))
+    assert row_of("rewind", "decode step", "f32", pairs, Goal("<=", 0.01)).is_met is False
+    assert row_of("rewind", "decode step", "f32", pairs, Goal("<=", 0.02)).is_met is True
+
+
 def test_units() -> None:
     assert in_unit(0.5, 4, "ms") == 125
     assert in_unit(0.5, 4, "tok/s") == 8
