@@ -49,6 +49,7 @@ class StateStore:
         self._device = device
         self._free_slots = list(range(max_sessions))
         self._free_pages = list(range(page_count))
+        self._page_tokens = manifest.limits.page_tokens
         self._counts = [0] * page_count
         self._leases: list[Lease] = []
 
@@ -205,7 +206,7 @@ class StateStore:
         assert sorted(self._free_pages) == [p for p, n in enumerate(counts) if n == 0], "free pages wrong"
 
     def _pages_for(self, tokens: int) -> int:
-        return -(-tokens // self.manifest.limits.page_tokens)
+        return -(-tokens // self._page_tokens)
 
     def _to_copy(self, lease: Lease, start: int, end: int) -> list[int]:
         first = start // self.manifest.limits.page_tokens

@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from ds4c_targets.cpu.mathlib import zero
-from ds4c_targets.cpu.tir import LANES, Buf, Expr, Kernel, bits, fma, i64, op, splat, tirx
+from ds4c_targets.cpu.tir import LANES, Buf, Expr, Kernel, bits, fma, i64, op, select, splat, tirx
 
 _AHEAD_LINES = 32  # cache lines that the weights are prefetched ahead
 _UNROLL = 4
@@ -53,6 +53,12 @@ def panel_size(buf: Buf, width: int) -> int:
     return LANES * ((width + 1) // 2 if buf.dtype == "int32" else width)
 
 
+def _ahead(at: Expr, lines: int, jump: int) -> Expr:
+    """Line to fetch while line `at` of `lines` is used."""
+    ahead = at + i64(_AHEAD_LINES)
+    return ahead + select(ahead >= i64(lines), i64(jump), i64(0)) if jump else ahead
+
+
 def dot_tile(
     b: Kernel,
     x: Buf,
@@ -60,7 +66,7 @@ def dot_tile(
     rows: int,
     panels: Sequence[Panel],
     width: int,
-    prefetch: bool = False,
+    prefetch_jump: int | None = None,
 ) -> list[Buf]:
     """Products of `rows` rows of `x` with some panels.
 
@@ -71,7 +77,8 @@ def dot_tile(
         rows: rows of the tile, at most 15.
         panels: panels, all of one element type.
         width: channels `K`.
-        prefetch: fetch weights ahead; for tiles that read each weight for the first time.
+        prefetch_jump: fetch weights ahead, for tiles that read each weight for the first time; near the end
+            of a panel that many lines further on, where the next group of panels begins. None: do not.
 
     Returns:
         A local buffer for each panel: vector `r` holds the 16 results of row `r`.
@@ -88,8 +95,8 @@ def dot_tile(
     def line(at: Expr, halves: int) -> None:
         raws: list[Expr] = []
         for panel in panels:
-            if prefetch:
-                panel.buf.prefetch(panel.base + (at + _AHEAD_LINES) * LANES)
+            if prefetch_jump is not None:
+                panel.buf.prefetch(panel.base + _ahead(at, lines, prefetch_jump) * LANES)
             raws.append(b.let(panel.line(at)))
         for half in range(halves):
             for panel, acc, raw in zip(panels, accs, raws, strict=True):

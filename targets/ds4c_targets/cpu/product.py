@@ -80,7 +80,9 @@ def store_lanes(b: Kernel, y: Buf, at: Expr, panel: Expr, rows: int, value: Expr
 def _tile(b: Kernel, product: Product, rows: int, row: Expr, first: Expr, panels: range, fresh: bool) -> None:
     used = [matrix(first + i64(p)) for p in panels for matrix in product.matrices]
     start = b.let(row)
-    accs = dot_tile(b, product.x, lambda r: product.row_at(start + r), rows, used, product.width, fresh)
+    # the panels of a task stand one after another, so the next task's begin behind the others of this one
+    jump = (len(panels) - 1) * panel_size(used[0].buf, product.width) // LANES if fresh else None
+    accs = dot_tile(b, product.x, lambda r: product.row_at(start + r), rows, used, product.width, jump)
     each = len(product.matrices)
     for i, p in enumerate(panels):
         with b.unroll(rows) as r:

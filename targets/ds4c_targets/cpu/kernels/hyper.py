@@ -35,7 +35,7 @@ def _control(args: Args, fn: str, row: Callable[[Expr, Buf], None]) -> None:
 
     def body(rows: int, first: Expr) -> None:
         start = b.let(first)
-        accs = dot_tile(b, x, lambda r: (start + r) * width, rows, used, each, rows == 1)
+        accs = dot_tile(b, x, lambda r: (start + r) * width, rows, used, each, 0 if rows == 1 else None)
         for r in range(rows):
             m = b.local(panels * LANES)
             for p in range(panels):
