@@ -31,6 +31,9 @@ from ds4c_runtime.tokenizer import Tokenizer
 
 DEFAULT_CONTEXT = 65536
 """Largest context without `--context`; page tables and scratch grow with it."""
+
+DEFAULT_ROWS = 512
+"""Rows of a step without `--rows`: a prefill reads every weight once a chunk, the workspace grows with it."""
 MAX_SEGMENTS = 4096
 """Most sessions of a step; the io arena grows with them."""
 MAX_NAME = 200
@@ -197,7 +200,7 @@ def resolve_options(config: ModelConfig, options: BuildOptions) -> PipelineOptio
         raise UsageError(
             f"--segments: expected at most {MAX_SEGMENTS}, got {options.segments}; choose another"
         )
-    rows = options.rows or min(256, context)
+    rows = options.rows or min(DEFAULT_ROWS, context)
     if rows > context:
         raise UsageError(
             f"--rows: expected at most the context of {context} tokens, got {rows}; choose another"

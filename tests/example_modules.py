@@ -117,8 +117,9 @@ def stage(name: str, after: str, horizon: int = 20) -> ModuleOp:
     return dict(stages(name, horizon))[after].clone()
 
 
-PIPELINE = ("verify-model", "expand-macros", "plan-state", "prove-rewind", "insert-snapshots", "canonicalize", "cse", "dce",
-            *FUSIONS, "choose-layout", "lower-to-kernels", "plan-buffers")  # fmt: skip
+PIPELINE = ("verify-model", "expand-macros", "plan-state", "prove-rewind", "insert-snapshots",
+            "canonicalize", "cse", "dce", *FUSIONS, "choose-layout", "lower-to-kernels",
+            "plan-buffers")  # fmt: skip
 
 
 def machine_of(name: str, module: ModuleOp, dtype: Any = np.float32, slots: int = 2) -> Machine:

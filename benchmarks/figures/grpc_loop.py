@@ -14,21 +14,21 @@ from benchmarks.own import environment
 from benchmarks.pairs import Goal, Row, Timed, alternate, row_of
 from benchmarks.stream_worker import STREAMS, TOKENS
 
-GOAL = Goal(">=", 0.9)
+GOAL = Goal(">=", 0.9, by_wall=True)
 
 
 def grpc_loop(bench: Bench) -> Row:
     """Speed of nine streams at once through `ds4c serve` over nine generations of an engine in its process.
 
     Every stream generates 64 tokens after a prompt of 8; the client also polls the health service ten times a
-    second. Engine and server have the same processor, the client another one if there is one. Processor
-    time is that of the process with the engine.
+    second. Engine and server may use every processor, the client all but that of other figures' kernels.
+    Processor time is that of the process with the engine; on a single processor the ratio is near it.
     """
     client_cpus = all_cpus() - {bench.cpu} or {bench.cpu}
     with (
-        server(bench.files, {bench.cpu}, "--max-sessions", str(STREAMS)) as served,
+        server(bench.files, all_cpus(), "--max-sessions", str(STREAMS)) as served,
         _worker(client_cpus, "grpc", served.address) as through_grpc,
-        _worker({bench.cpu}, "engine", str(bench.files.artifact)) as direct,
+        _worker(all_cpus(), "engine", str(bench.files.artifact)) as direct,
     ):
         pairs = alternate(
             lambda: _ask(through_grpc, served.process_id), lambda: _ask(direct, direct.pid), bench.pairs

@@ -74,7 +74,9 @@ def run(
     ] = "cpu",
     horizon: Annotated[int, typer.Option(help="Rewinds of up to this many tokens move no data.")] = 64,
     context: Annotated[int, typer.Option(help="Tokens of a session; 0: the model's, up to 65536.")] = 0,
-    rows: Annotated[int, typer.Option(help="Rows of a step (prefill chunk); 0: 256.")] = 0,
+    rows: Annotated[
+        int, typer.Option(help="Rows of a step (prefill chunk); 0: 512, at most the context.")
+    ] = 0,
     segments: Annotated[int, typer.Option(help="Sessions of a step.")] = 8,
     logit_rows: Annotated[int, typer.Option(help="Rows of a step with logits; 0: 64.")] = 0,
     name: Annotated[str, typer.Option(help="Model name in the manifest; default: the folder's.")] = "",

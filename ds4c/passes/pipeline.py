@@ -61,7 +61,7 @@ class PipelineOptions:
     target: str = "cpu"
     horizon: int = 64
     context: int = 4096
-    rows: int = 256
+    rows: int = 512
     segments: int = 8
     logit_rows: int = 64
 

@@ -5,7 +5,6 @@ Which token is next is `sampler.py`'s matter, what of the text is final is `stop
 
 from __future__ import annotations
 
-import dataclasses
 import secrets
 import threading
 import time
@@ -197,7 +196,7 @@ class GenerationRun:
             again = session.logits_replayed - before
             replayed += again
             if again and self._rewinds:
-                self._rewinds[0] = dataclasses.replace(self._rewinds[0], replayed_tokens=again)
+                self._rewinds[0] = self._rewinds[0]._replace(replayed_tokens=again)
         rewind = self._rewinds[0] if self._rewinds else None
         self._input = session.position + len(request.tokens)
         self._cached = session.position - replayed
@@ -299,8 +298,7 @@ def rebuilt(report: RewindReport, session: Session, seconds: float) -> RewindRep
     """Report of a deferred rewind after its rebuild; unchanged if there was none or it was cut short."""
     if report.kind is not RewindKind.DEFERRED or not session.state_valid:
         return report
-    return dataclasses.replace(
-        report,
+    return report._replace(
         kind=RewindKind.REBUILD,
         replayed_tokens=report.to_position,
         replay_seconds=seconds - report.restore_seconds,

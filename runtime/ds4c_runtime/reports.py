@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from enum import Enum
+from typing import NamedTuple
 
 
 class RewindKind(Enum):
@@ -55,9 +56,11 @@ class RewindPlan:
     estimated_seconds: float
 
 
-@dataclass(frozen=True, slots=True)
-class RewindReport:
+class RewindReport(NamedTuple):
     """What a rewind did. Positions and counts in tokens, times in seconds.
+
+    A tuple, as it is made inside a rewind in place, which has to be short: a frozen dataclass of nine fields
+    takes several microseconds when the caches are cold.
 
     `base_position` is where replay or rebuild began; it equals `to_position` if nothing was run.
     `replayed_tokens` is 1 after an in-place rewind whose logits were not held and were asked for.

@@ -6,7 +6,6 @@ gets there is `timeline.py`. Not thread-safe: the engine's worker thread, or a t
 
 from __future__ import annotations
 
-import dataclasses
 import time
 from collections.abc import Sequence
 
@@ -172,8 +171,8 @@ class Session:
             self._line.evaluate_last_again()
             self.logits_replayed += 1
             if self.last_rewind is not None:
-                self.last_rewind = dataclasses.replace(
-                    self.last_rewind, replayed_tokens=1, replay_seconds=time.perf_counter() - started
+                self.last_rewind = self.last_rewind._replace(
+                    replayed_tokens=1, replay_seconds=time.perf_counter() - started
                 )
         return self._line.saved_logits()
 
@@ -261,7 +260,7 @@ class Session:
         if not defer:
             self.rebuild()
             replay_seconds = time.perf_counter() - started - seconds
-            report = dataclasses.replace(report, replayed_tokens=to, replay_seconds=replay_seconds)
+            report = report._replace(replayed_tokens=to, replay_seconds=replay_seconds)
             self.last_rewind = report
         return report
 

@@ -34,7 +34,7 @@ class Timeline:
         self.evaluated = 0
         self.high_water = 0
         self.floor = 0
-        self._horizon = executor.limits.horizon
+        self._horizon, self._page_tokens = executor.limits.horizon, executor.limits.page_tokens
         self.lease = store.open()
         self._saved_from = 0
         self._saved: Logits = np.zeros((0, executor.manifest.model.vocab_size), np.float32)
@@ -107,7 +107,8 @@ class Timeline:
             self.forget_state()
             return
         self.evaluated = to
-        self.store.release_from(self.lease, to)
+        if len(self.lease.pages) * self._page_tokens >= to + self._page_tokens:
+            self.store.release_from(self.lease, to)
         kept = max(0, to - self._saved_from)
         if kept < len(self._saved):
             self._saved = self._saved[:kept]

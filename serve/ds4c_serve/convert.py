@@ -1,6 +1,7 @@
 """Answers: what the runtime says, as proto messages. Requests are the business of `checks.py`."""
 
 from collections.abc import Sequence
+from typing import cast
 
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
@@ -119,15 +120,16 @@ class ResponseWriter:
     def response(self, batch: Sequence[Event]) -> pb.GenerateResponse:
         """Make the next message of one event, or of consecutive tokens."""
         self._sequence += 1
-        response = pb.GenerateResponse(sequence=self._sequence)
         first = batch[0]
+        if isinstance(first, TokenDelta):  # all but two of the messages, so the cheapest way
+            tokens = cast(Sequence[TokenDelta], batch)
+            return pb.GenerateResponse(sequence=self._sequence, delta=delta(tokens))
+        response = pb.GenerateResponse(sequence=self._sequence)
         match first:
             case Started():
                 response.started.CopyFrom(started(first, self._request_id))
             case PrefillProgress():
                 response.prefill.done_tokens, response.prefill.total_tokens = first.done, first.total
-            case TokenDelta():
-                response.delta.CopyFrom(delta([event for event in batch if isinstance(event, TokenDelta)]))
             case Finished():
                 response.finished.CopyFrom(finished(first))
         return response
@@ -148,6 +150,9 @@ def started(event: Started, request_id: str) -> pb.Started:
 
 def delta(events: Sequence[TokenDelta]) -> pb.TokenDelta:
     """One message of consecutive tokens."""
+    if len(events) == 1 and not events[0].logprobs:
+        only = events[0]
+        return pb.TokenDelta(position=only.position, token_ids=only.token_ids, text=only.text)
     return pb.TokenDelta(
         position=events[0].position,
         token_ids=[token for event in events for token in event.token_ids],

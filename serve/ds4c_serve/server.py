@@ -6,6 +6,7 @@ closes. A second signal ends the process at once.
 """
 
 import asyncio
+import gc
 import os
 import signal
 import sys
@@ -238,6 +239,8 @@ async def serve(
             # A load cannot be interrupted and holds nothing that must be saved.
             _exit_now(stopping.result(), targets)
         engine = loading.result()
+        # What is loaded by now stays until the end: collections need not look at it again and again.
+        gc.freeze()
         on_ready(targets, engine)
         number = await stopping
         log_event("draining", signal=number.name, seconds=config.drain_seconds)

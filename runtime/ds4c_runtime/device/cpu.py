@@ -21,7 +21,7 @@ from ds4c_runtime.manifest import Manifest
 CPUINFO = Path("/proc/cpuinfo")
 FILES = ("kernels.so", "libtvm_runtime.so", "weights.bin")
 """What this device loads."""
-SWITCH_SECONDS = 1e-5
+SWITCH_SECONDS = 1e-4
 """How long a thread that comes back from a step may wait for the GIL beside a busy Python thread.
 
 Python's default of 5 ms is longer than many steps; it is a setting of the whole process.
