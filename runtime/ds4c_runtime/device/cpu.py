@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ds4c_runtime.device.base import Arena
-from ds4c_runtime.device.memory import ALIGNMENT, aligned_zeros, map_file
+from ds4c_runtime.device.memory import ALIGNMENT, aligned_zeros, load_weights
 from ds4c_runtime.errors import ArtifactError, DeviceError
 from ds4c_runtime.manifest import Manifest
 
@@ -50,11 +50,11 @@ class CpuDevice:
 
     @property
     def weights(self) -> Arena:
-        """The mapped `weights.bin`."""
+        """The contents of `weights.bin`."""
         return self._weights
 
     def load(self, folder: Path, manifest: Manifest, threads: int) -> None:
-        """Load `libtvm_runtime.so`, `kernels.so` and map `weights.bin`.
+        """Load `libtvm_runtime.so`, `kernels.so` and `weights.bin`.
 
         Raises:
             DeviceError: wrong target, missing CPU features, another tvm-ffi version.
@@ -77,7 +77,7 @@ class CpuDevice:
                 raise ArtifactError(
                     f"kernels.so rejected: expected a function {entry.name!r}, got {error}"
                 ) from error
-        self._weights = map_file(folder / "weights.bin")
+        self._weights = load_weights(folder / "weights.bin")
 
     def _load_libraries(self, folder: Path, manifest: Manifest) -> Any:
         tvm_ffi = _import_tvm_ffi()

@@ -11,6 +11,9 @@ from ds4c_runtime.device.base import Arena
 from ds4c_runtime.errors import ArtifactError
 
 ALIGNMENT = 64
+HUGE_PAGE_BYTES = 2 << 20
+COPIED_BYTES = 1 << 30
+"""Weights up to this size are copied to huge pages, where a step misses fewer address translations."""
 
 
 def aligned_zeros(size: int) -> Arena:
@@ -19,6 +22,38 @@ def aligned_zeros(size: int) -> Arena:
     # A slice would do but for size 0, where NumPy gives the address of `raw`: a model without compressed
     # rows has no pages, and its empty arena is passed to the kernels too.
     return np.ndarray(size, np.uint8, raw, -raw.ctypes.data % ALIGNMENT)
+
+
+def load_weights(path: Path) -> Arena:
+    """A weights file as memory: copied to huge pages if it is small, else mapped.
+
+    Raises:
+        ArtifactError: the file cannot be read.
+    """
+    try:
+        size = path.stat().st_size
+        if not 0 < size <= COPIED_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
+            return map_file(path)
+        arena = _huge_pages(size)
+        with path.open("rb", buffering=0) as file:
+            done = 0
+            while done < size:
+                count = file.readinto(arena[done:].data)
+                if not count:
+                    raise ArtifactError(f"weights not read: expected {size} bytes in {path}, got {done}")
+                done += count
+    except OSError as error:
+        raise ArtifactError(f"weights not read: expected a readable file {path}, got {error}") from error
+    return arena
+
+
+def _huge_pages(size: int) -> Arena:
+    """Memory that asks for huge pages; a machine without them gives small ones."""
+    memory = mmap.mmap(-1, size + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    memory.madvise(mmap.MADV_HUGEPAGE)
+    raw = np.frombuffer(memory, np.uint8)
+    start = -raw.ctypes.data % HUGE_PAGE_BYTES
+    return raw[start : start + size]
 
 
 def map_file(path: Path) -> Arena:

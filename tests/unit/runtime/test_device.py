@@ -11,8 +11,9 @@ import numpy as np
 import pytest
 from fake_executable import small_manifest
 
+from ds4c_runtime.device import memory
 from ds4c_runtime.device.cpu import FILES, CpuDevice, check_features, host_features
-from ds4c_runtime.device.memory import aligned_zeros, map_file
+from ds4c_runtime.device.memory import aligned_zeros, load_weights, map_file
 from ds4c_runtime.devices import make_device
 from ds4c_runtime.errors import ArtifactError, DeviceError
 from ds4c_runtime.manifest import FileEntry, Manifest
@@ -34,11 +35,11 @@ def manifest(**versions: str) -> Manifest:
 
 @pytest.mark.parametrize("size", [0, 1, 63, 64, 65, 4096, 1 << 20])
 def test_memory_is_aligned_and_zeroed(size: int) -> None:
-    memory = aligned_zeros(size)
-    assert memory.shape == (size,)
-    assert not memory.any()
-    assert memory.__array_interface__["data"][0] % 64 == 0  # `ctypes.data` of no bytes is 0
-    memory[-1:] = 1
+    zeroed = aligned_zeros(size)
+    assert zeroed.shape == (size,)
+    assert not zeroed.any()
+    assert zeroed.__array_interface__["data"][0] % 64 == 0  # `ctypes.data` of no bytes is 0
+    zeroed[-1:] = 1
 
 
 def test_mapped_file_is_page_aligned_and_the_file_never_changes(tmp_path: Path) -> None:
@@ -53,6 +54,24 @@ def test_mapped_file_is_page_aligned_and_the_file_never_changes(tmp_path: Path) 
     assert map_file(tmp_path / "empty").shape == (0,)
     with pytest.raises(ArtifactError, match="weights not mapped"):
         map_file(tmp_path / "missing")
+
+
+@pytest.mark.parametrize("size", [0, 1, 4096, (2 << 20) + 5])
+def test_small_weights_are_copied_large_ones_mapped(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    path = tmp_path / "weights.bin"
+    path.write_bytes(bytes(range(1, 252)) * (size // 251) + bytes(size % 251))
+    copied = load_weights(path)
+    assert copied.tobytes() == path.read_bytes()
+    assert size == 0 or copied.ctypes.data % (2 << 20) == 0
+    monkeypatch.setattr(memory, "COPIED_BYTES", 4000)
+    calls: list[Path] = []
+    monkeypatch.setattr(memory, "map_file", lambda p: calls.append(p) or map_file(p))
+    assert load_weights(path).tobytes() == path.read_bytes()
+    assert bool(calls) == (size == 0 or size > 4000)
+    with pytest.raises(ArtifactError, match="weights not read"):
+        load_weights(tmp_path / "missing")
 
 
 def test_copy_inside_an_arena() -> None:
