@@ -6,9 +6,10 @@ Fixtures of one topic live beside that topic, not here.
 import ctypes
 import importlib
 import importlib.util
+import logging
 import os
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import numpy as np
@@ -68,6 +69,16 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
         for marker, reason in reasons.items():
             if reason is not None and item.get_closest_marker(marker) is not None:
                 item.add_marker(pytest.mark.skip(reason=reason))
+
+
+@pytest.fixture(autouse=True)
+def server_log_as_before() -> Iterator[None]:
+    """`ds4c serve` configures the server's log for its whole process."""
+    logger = logging.getLogger("ds4c_serve")
+    before = (list(logger.handlers), logger.level, logger.propagate)
+    yield
+    logger.handlers[:], logger.propagate = before[0], before[2]
+    logger.setLevel(before[1])
 
 
 @pytest.fixture(scope="session", autouse=True)

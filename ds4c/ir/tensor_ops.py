@@ -377,13 +377,8 @@ class HcMixOp(IRDLOperation):
 
     def verify_(self) -> None:
         """`fn` `[(2+n)*n, n*d]` for `x` `[T, n, d]`."""
-        n, d = _width(self.x)
-        expect(self, "fn", ((2 + n) * n, n * d), shape(self.fn))
-        expect(self, "base", ((2 + n) * n,), shape(self.base))
-        expect(self, "scale", (3,), shape(self.scale))
-        expect(self, "pre", (n,), _width(self.pre))
-        expect(self, "post", (n,), _width(self.post))
-        expect(self, "mix", (n, n), _width(self.mix))
+        _expect_hc_mix(self)
+        expect(self, "pre", _width(self.x)[:1], _width(self.pre))
 
 
 @irdl_op_definition
@@ -426,14 +421,19 @@ class HcEnterOp(IRDLOperation):
 
     def verify_(self) -> None:
         """As `hc_mix`; gain `[d]`."""
-        n, d = _width(self.x)
-        expect(self, "fn", ((2 + n) * n, n * d), shape(self.fn))
-        expect(self, "base", ((2 + n) * n,), shape(self.base))
-        expect(self, "scale", (3,), shape(self.scale))
-        expect(self, "gain", (d,), shape(self.gain))
-        expect(self, "result", (d,), _width(self.h))
-        expect(self, "post", (n,), _width(self.post))
-        expect(self, "mix", (n, n), _width(self.mix))
+        _expect_hc_mix(self)
+        expect(self, "gain", _width(self.x)[1:], shape(self.gain))
+        expect(self, "result", _width(self.x)[1:], _width(self.h))
+
+
+def _expect_hc_mix(op: HcMixOp | HcEnterOp) -> None:
+    """Weights of the mixing coefficients, and the two of them that both operations give."""
+    n, d = _width(op.x)
+    expect(op, "fn", ((2 + n) * n, n * d), shape(op.fn))
+    expect(op, "base", ((2 + n) * n,), shape(op.base))
+    expect(op, "scale", (3,), shape(op.scale))
+    expect(op, "post", (n,), _width(op.post))
+    expect(op, "mix", (n, n), _width(op.mix))
 
 
 @irdl_op_definition

@@ -114,11 +114,16 @@ def render(
     """
     system = [m.content for m in messages if m.role is Role.SYSTEM]
     if tools:
-        system.append(_TOOLS_HEAD + "".join(json.dumps(tool) + "\n" for tool in tools) + _TOOLS_FOOT)
+        system.append(tools_text(tools))
     turns = [m for m in messages if m.role is not Role.SYSTEM]
     keeps = thinking and (keep_reasoning or bool(tools))
     pieces: list[Piece] = [BOS, *_with_markers("\n\n".join(s for s in system if s), bool(tools))]
     return (*pieces, *_turns(turns, thinking, keeps))
+
+
+def tools_text(tools: Iterable[Mapping[str, object]]) -> str:
+    """The system text that offers tools, given as JSON schemas."""
+    return _TOOLS_HEAD + "".join(json.dumps(tool) + "\n" for tool in tools) + _TOOLS_FOOT
 
 
 def render_continuation(messages: Sequence[Message], *, thinking: bool = False) -> tuple[Piece, ...]:

@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import logging
 import shutil
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -46,13 +44,3 @@ def sharded(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def talking_checkpoint(tmp_path: Path) -> Path:
     """A copy of the bundled model."""
     return Path(shutil.copytree(DEMO, tmp_path / "demo"))
-
-
-@pytest.fixture(autouse=True)
-def server_log_as_before() -> Iterator[None]:
-    """`ds4c serve` configures the server's log for its whole process."""
-    logger = logging.getLogger("ds4c_serve")
-    before = (list(logger.handlers), logger.level, logger.propagate)
-    yield
-    logger.handlers[:], logger.propagate = before[0], before[2]
-    logger.setLevel(before[1])

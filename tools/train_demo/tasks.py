@@ -7,6 +7,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from random import Random
 
+from ds4c_runtime.chat import tools_text
 from texts import SYLLABLES, TRADES, UNITS
 
 BOS, EOS, PAD = "<｜begin▁of▁sentence｜>", "<｜end▁of▁sentence｜>", "<｜▁pad▁｜>"
@@ -64,42 +65,12 @@ TOOLS: dict[str, dict[str, object]] = {
     "total": _schema("total", "Sum a list of numbers.", {"values": {"type": "array", "items": _NUMBER}}),
 }
 
-_HEADER = """## Tools
-
-You have access to a set of tools to help answer the user's question. You can invoke tools by writing a \
-"<｜DSML｜tool_calls>" block like the following:
-
-<｜DSML｜tool_calls>
-<｜DSML｜invoke name="$TOOL_NAME">
-<｜DSML｜parameter name="$PARAMETER_NAME" string="true|false">$PARAMETER_VALUE</｜DSML｜parameter>
-...
-</｜DSML｜invoke>
-<｜DSML｜invoke name="$TOOL_NAME2">
-...
-</｜DSML｜invoke>
-</｜DSML｜tool_calls>
-
-String parameters should be specified as is and set `string="true"`. For all other types (numbers, booleans, \
-arrays, objects), pass the value in JSON format and set `string="false"`.
-
-If thinking_mode is enabled (triggered by <think>), you MUST output your complete reasoning inside \
-<think>...</think> BEFORE any tool calls or final response.
-
-Otherwise, output directly after </think> with tool calls or final response.
-
-### Available Tool Schemas
-
-"""
-_FOOTER = (
-    "\nYou MUST strictly follow the above defined tool name and parameter schemas to invoke tool calls.\n"
-)
-
 
 def tools_header(rng: Random, names: list[str]) -> str:
     """DeepSeek-V4's system text that offers tools, in random order."""
     shuffled = list(names)
     rng.shuffle(shuffled)
-    return _HEADER + "".join(json.dumps(TOOLS[name]) + "\n" for name in shuffled) + _FOOTER
+    return tools_text(TOOLS[name] for name in shuffled)
 
 
 @dataclass(frozen=True)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import mmap
+from io import FileIO
 from pathlib import Path
 
 import numpy as np
@@ -29,28 +31,42 @@ def load_weights(path: Path) -> Arena:
 
     Raises:
         ArtifactError: the file cannot be read.
+        MemoryError: there is no room for the copy.
     """
     try:
         size = path.stat().st_size
         if not 0 < size <= COPIED_BYTES or not hasattr(mmap, "MADV_HUGEPAGE"):
             return map_file(path)
-        arena = _huge_pages(size)
         with path.open("rb", buffering=0) as file:
-            done = 0
-            while done < size:
-                count = file.readinto(arena[done:].data)
-                if not count:
-                    raise ArtifactError(f"weights not read: expected {size} bytes in {path}, got {done}")
-                done += count
+            return _read_whole(file, _huge_pages(size))
     except OSError as error:
-        raise ArtifactError(f"weights not read: expected a readable file {path}, got {error}") from error
+        raise ArtifactError(
+            f"weights not read: expected a readable file {path}, got {error}; copy the artifact again"
+        ) from error
+
+
+def _read_whole(file: FileIO, arena: Arena) -> Arena:
+    """Fill the arena from the file, which must have that many bytes."""
+    done = 0
+    while done < arena.size:
+        count = file.readinto(arena[done:].data)
+        if not count:
+            raise ArtifactError(
+                f"weights not read: expected {arena.size} bytes in {file.name}, got {done}; "
+                "copy the artifact again"
+            )
+        done += count
     return arena
 
 
 def _huge_pages(size: int) -> Arena:
     """Memory that asks for huge pages; a machine without them gives small ones."""
-    memory = mmap.mmap(-1, size + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    memory.madvise(mmap.MADV_HUGEPAGE)
+    try:
+        memory = mmap.mmap(-1, size + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    except OSError as error:
+        raise MemoryError(f"no {size} bytes for the weights") from error
+    with contextlib.suppress(OSError):  # a kernel built without huge pages refuses the advice
+        memory.madvise(mmap.MADV_HUGEPAGE)
     raw = np.frombuffer(memory, np.uint8)
     start = -raw.ctypes.data % HUGE_PAGE_BYTES
     return raw[start : start + size]

@@ -74,6 +74,29 @@ def test_small_weights_are_copied_large_ones_mapped(
         load_weights(tmp_path / "missing")
 
 
+def test_weights_load_where_the_kernel_has_no_huge_pages(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "weights.bin").write_bytes(b"weights")
+    monkeypatch.setattr(memory.mmap, "MADV_HUGEPAGE", 9999)  # EINVAL, as from a kernel built without them
+    assert load_weights(tmp_path / "weights.bin").tobytes() == b"weights"
+
+
+def test_no_room_for_weights_is_no_fault_of_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    with (tmp_path / "weights.bin").open("wb") as file:
+        file.truncate(1 << 20)
+    monkeypatch.setattr(memory, "HUGE_PAGE_BYTES", 1 << 60)
+    with pytest.raises(MemoryError, match="1048576 bytes for the weights"):
+        load_weights(tmp_path / "weights.bin")
+
+
+def test_weights_that_end_early(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "weights.bin").write_bytes(b"weights")
+    monkeypatch.setattr(memory, "_huge_pages", lambda size: aligned_zeros(size + 1))
+    with pytest.raises(ArtifactError, match=r"expected 8 bytes in .*weights\.bin, got 7; copy"):
+        load_weights(tmp_path / "weights.bin")
+
+
 def test_copy_inside_an_arena() -> None:
     device = CpuDevice()
     arena = device.allocate(64)

@@ -1,12 +1,10 @@
 """The command line as a whole: lazy commands, exit codes, one-line failures, clean stdout."""
 
 import json
-import logging
 import os
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -29,16 +27,6 @@ def run_code(code: str) -> subprocess.CompletedProcess[str]:
         check=False,
         env={"PYTHONPATH": PATHS, "PATH": "/usr/bin:/bin"},
     )
-
-
-@pytest.fixture(autouse=True)
-def server_log_as_before() -> Iterator[None]:
-    """`ds4c serve` configures the server's log for its whole process."""
-    logger = logging.getLogger("ds4c_serve")
-    before = (list(logger.handlers), logger.level, logger.propagate)
-    yield
-    logger.handlers[:], logger.propagate = before[0], before[2]
-    logger.setLevel(before[1])
 
 
 def free_port() -> int:
