@@ -351,6 +351,20 @@ func.func @f(%t24 : tensor<?x2x4xf32>, %g2 : tensor<2xf32>, %g8 : tensor<8xf32>,
   func.return
 }
 // -----
+// Hc_mix pre.
+// MESSAGE: ds4.hc_mix: pre: expected [2], got [3]
+func.func @f(%t24 : tensor<?x2x4xf32>, %g3 : tensor<3xf32>, %g8 : tensor<8xf32>, %fn : tensor<8x8xf32>) {
+  %r, %q, %m = ds4.hc_mix %t24, %fn, %g8, %g3 {iters = 2, eps = 1.0e-6 : f64, norm_eps = 1.0e-6 : f64} : (tensor<?x2x4xf32>, tensor<8x8xf32>, tensor<8xf32>, tensor<3xf32>) -> (tensor<?x3xf32>, tensor<?x2xf32>, tensor<?x2x2xf32>)
+  func.return
+}
+// -----
+// Hc_mix post.
+// MESSAGE: ds4.hc_mix: post: expected [2], got [3]
+func.func @f(%t24 : tensor<?x2x4xf32>, %g3 : tensor<3xf32>, %g8 : tensor<8xf32>, %fn : tensor<8x8xf32>) {
+  %r, %q, %m = ds4.hc_mix %t24, %fn, %g8, %g3 {iters = 2, eps = 1.0e-6 : f64, norm_eps = 1.0e-6 : f64} : (tensor<?x2x4xf32>, tensor<8x8xf32>, tensor<8xf32>, tensor<3xf32>) -> (tensor<?x2xf32>, tensor<?x3xf32>, tensor<?x2x2xf32>)
+  func.return
+}
+// -----
 // Hc_mix mix.
 // MESSAGE: ds4.hc_mix: mix: expected [2, 2], got [2, 4]
 func.func @f(%t24 : tensor<?x2x4xf32>, %g3 : tensor<3xf32>, %g8 : tensor<8xf32>, %fn : tensor<8x8xf32>) {
@@ -425,6 +439,20 @@ func.func @f(%t4 : tensor<?x4xf32>, %t2 : tensor<?x2xf32>, %t24 : tensor<?x2x4xf
 // MESSAGE: ds4.hc_collapse: fn: expected [2, 8], got [8, 8]
 func.func @f(%t24 : tensor<?x2x4xf32>, %g2 : tensor<2xf32>, %fn : tensor<8x8xf32>, %s1 : tensor<1xf32>) {
   %r = ds4.hc_collapse %t24, %fn, %g2, %s1 {eps = 1.0e-6 : f64, norm_eps = 1.0e-6 : f64} : (tensor<?x2x4xf32>, tensor<8x8xf32>, tensor<2xf32>, tensor<1xf32>) -> tensor<?x4xf32>
+  func.return
+}
+// -----
+// Hc_collapse base.
+// MESSAGE: ds4.hc_collapse: base: expected [2], got [3]
+func.func @f(%t24 : tensor<?x2x4xf32>, %g3 : tensor<3xf32>, %head : tensor<2x8xf32>, %s1 : tensor<1xf32>) {
+  %r = ds4.hc_collapse %t24, %head, %g3, %s1 {eps = 1.0e-6 : f64, norm_eps = 1.0e-6 : f64} : (tensor<?x2x4xf32>, tensor<2x8xf32>, tensor<3xf32>, tensor<1xf32>) -> tensor<?x4xf32>
+  func.return
+}
+// -----
+// Hc_collapse scale.
+// MESSAGE: ds4.hc_collapse: scale: expected [1], got [2]
+func.func @f(%t24 : tensor<?x2x4xf32>, %g2 : tensor<2xf32>, %head : tensor<2x8xf32>) {
+  %r = ds4.hc_collapse %t24, %head, %g2, %g2 {eps = 1.0e-6 : f64, norm_eps = 1.0e-6 : f64} : (tensor<?x2x4xf32>, tensor<2x8xf32>, tensor<2xf32>, tensor<2xf32>) -> tensor<?x4xf32>
   func.return
 }
 // -----
