@@ -19,7 +19,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ds4c.errors import Ds4cError, UsageError
-from ds4c.ir.kernel import ROWS_OFFSET, BlockLayout
+from ds4c.ir.kernel import ROWS_OFFSET, BlockLayout, MarksLayout
 from ds4c.passes.plan import Plan
 from ds4c.passes.planned import Planned, PlannedState, PlannedWeight
 from ds4c.passes.program import ARENAS
@@ -195,11 +195,12 @@ def make_manifest(
             plan.horizon,
             plan.page_tokens,
             plan.pages_per_session,
+            plan.max_marks,
         ),
         arenas=schema.Arenas(
             plan.io_bytes, plan.workspace_bytes, plan.slot_bytes, plan.page_bytes, plan.weights_bytes
         ),
-        io=_io(plan, model.vocab_size),
+        io=_io(plan, model.vocab_size, sum(s.live is not None for s in planned.states)),
         entry_points=tuple(
             schema.EntryPointInfo(name, cast(tuple[Any, ...], arenas)) for name, arenas in ARENAS.items()
         ),
@@ -209,9 +210,9 @@ def make_manifest(
             for w in planned.weights
         ),
         capabilities=schema.Capabilities(
-            rewind_kinds=("in_place", "rebuild"),
+            rewind_kinds=("in_place", "snapshot", "snapshot_replay", "rebuild"),
             fork=True,
-            pin_snapshots=False,
+            pin_snapshots=True,
             max_draft_tokens=0,
             deterministic_replay=True,
             rewind_to_block_start=True,
@@ -220,7 +221,7 @@ def make_manifest(
     ).with_id()
 
 
-def _io(plan: Plan, vocab_size: int) -> schema.Io:
+def _io(plan: Plan, vocab_size: int, rings: int) -> schema.Io:
     def ints(offset: int, *dims: int) -> schema.IoField:
         return schema.IoField(offset, "int32", dims)
 
@@ -230,6 +231,7 @@ def _io(plan: Plan, vocab_size: int) -> schema.Io:
         page_tables=ints(plan.io_page_tables, plan.max_segments, plan.pages_per_session),
         logit_rows=ints(plan.io_logit_rows, ROWS_OFFSET + plan.max_logit_rows),
         fork_args=ints(plan.io_fork_args, 16),
+        marks=ints(plan.io_marks, MarksLayout(plan.max_marks, rings).size),
         logits=schema.IoField(plan.io_logits, "float32", (plan.max_logit_rows, vocab_size)),
     )
 

@@ -1,4 +1,4 @@
-"""A device that runs nothing compiled: `step` and `fork` in NumPy on the real arenas.
+"""A device that runs nothing compiled: `step`, `fork`, `snapshot` and `restore` in NumPy on the real arenas.
 
 The arithmetic is trivial but sensitive to history. A ring row is a hash of its token and position, an
 append row is a hash of the ring rows of its window, and logits are a hash of exactly the rows that
@@ -17,9 +17,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ds4c_runtime.device.base import Arena
-from ds4c_runtime.device.memory import aligned_zeros
+from ds4c_runtime.device.copy_thread import CopyThread, ThreadCopy
+from ds4c_runtime.device.memory import aligned_zeros, pinned_zeros
 from ds4c_runtime.engine import Engine
 from ds4c_runtime.manifest import (
+    VERSION,
     AppendState,
     Arenas,
     Capabilities,
@@ -35,11 +37,12 @@ from ds4c_runtime.manifest import (
     TargetInfo,
     Versions,
 )
-from ds4c_runtime.manifest_checks import ROWS_OFFSET, block_layout
+from ds4c_runtime.manifest_checks import ROWS_OFFSET, block_layout, marks_layout
 from ds4c_runtime.session import Session
 from ds4c_runtime.state import StateStore
 from ds4c_runtime.step import Stepper
 from ds4c_runtime.tokenizer import Tokenizer
+from ds4c_runtime.transport import CopyMode
 
 WIDTH = 4
 U64 = NDArray[np.uint64]
@@ -66,13 +69,14 @@ def small_manifest(
     `capacity_change` is added to every ring's capacity; -1 makes rings that are one row too small.
     """
     pages = -(-context // page_tokens)
-    limits = Limits(max_rows, max_segments, max_logit_rows, horizon, page_tokens, pages)
+    marks = max_segments + -(-max_rows // page_tokens)
+    limits = Limits(max_rows, max_segments, max_logit_rows, horizon, page_tokens, pages, marks)
     rings, slot = _rings(horizon + 1 + capacity_change, window)
     appends, page = _appends(page_tokens)
-    io, io_bytes = _io(limits, vocab_size)
+    io, io_bytes = _io(limits, vocab_size, len(rings))
     return Manifest(
         format="ds4c-artifact",
-        version=1,
+        version=VERSION,
         artifact_id="",
         target=TargetInfo("cpu", "fake", ()),
         versions=Versions("0", "0", "0", "0"),
@@ -82,12 +86,16 @@ def small_manifest(
         arenas=Arenas(io_bytes, 64, slot, page, 0),
         io=io,
         entry_points=(
-            EntryPointInfo("step", ("io", "weights", "workspace", "states", "pages")),
+            EntryPointInfo("step", ("io", "weights", "workspace", "states", "pages", "snapshots")),
+            EntryPointInfo("snapshot", ("io", "states", "snapshots")),
+            EntryPointInfo("restore", ("io", "states", "snapshots")),
             EntryPointInfo("fork", ("io", "states")),
         ),
         states=(*rings, *appends, HostState("history", "host", "int32")),
         weights=(),
-        capabilities=Capabilities(("in_place", "rebuild"), True, False, 0, True, True, ()),
+        capabilities=Capabilities(
+            ("in_place", "snapshot", "snapshot_replay", "rebuild"), True, True, 0, True, True, ()
+        ),
     ).with_id()
 
 
@@ -111,13 +119,14 @@ def _appends(page_tokens: int) -> tuple[tuple[AppendState, ...], int]:
     return tuple(states), offset
 
 
-def _io(limits: Limits, vocab_size: int) -> tuple[Io, int]:
+def _io(limits: Limits, vocab_size: int, rings: int) -> tuple[Io, int]:
     shapes: dict[str, tuple[int, ...]] = {
         "tokens": (limits.max_rows,),
         "block": (block_layout(limits.max_rows, limits.max_segments).size,),
         "page_tables": (limits.max_segments, limits.pages_per_session),
         "logit_rows": (ROWS_OFFSET + limits.max_logit_rows,),
         "fork_args": (16,),
+        "marks": (marks_layout(limits.max_marks, rings).size,),
         "logits": (limits.max_logit_rows, vocab_size),
     }
     fields: dict[str, IoField] = {}
@@ -157,12 +166,24 @@ class FakeDevice:
     rows: list[int] = field(default_factory=list)
     name: str = "cpu"
     weights: Arena = field(default_factory=lambda: aligned_zeros(0))
+    copies: CopyThread = field(default_factory=CopyThread)
+    allocated: int = 0
 
     def load(self, folder: Path, manifest: Manifest, threads: int) -> None:
         """Nothing to load."""
 
     def allocate(self, size: int) -> Arena:
+        self.allocated += size
         return aligned_zeros(size)
+
+    def host_buffer(self, size: int, *, pinned: bool) -> tuple[Arena, bool]:
+        return pinned_zeros(size) if pinned else (aligned_zeros(size), False)
+
+    def copy_to_host(self, arena: Arena, offset: int, target: Arena) -> ThreadCopy:
+        return self.copies.submit(arena[offset : offset + len(target)], target)
+
+    def copy_from_host(self, source: Arena, arena: Arena, offset: int) -> ThreadCopy:
+        return self.copies.submit(source, arena[offset : offset + len(source)])
 
     def copy(self, arena: Arena, source: int, target: int, size: int) -> None:
         arena[target : target + size] = arena[source : source + size]
@@ -176,20 +197,25 @@ class FakeDevice:
             time.sleep(self.step_delay_seconds)
         if entry == "fork":
             _fork(self.manifest, *arenas, fails=number in self.fail_at)
+        elif entry in ("snapshot", "restore"):
+            _copy_live(self.manifest, entry, *arenas, fails=number in self.fail_at)
         else:
-            io, _, _, states, pages = arenas
-            step = _Step(self, io, states, pages, fails=number in self.fail_at)
+            io, _, _, states, pages, snapshots = arenas
+            step = _Step(self, io, states, pages, snapshots, fails=number in self.fail_at)
             self.rows.append(step.run())
         if number in self.fail_at:
             raise InjectedError(f"call {number} failed on request")
 
 
 class _Step:
-    def __init__(self, device: FakeDevice, io: Arena, states: Arena, pages: Arena, fails: bool) -> None:
+    def __init__(
+        self, device: FakeDevice, io: Arena, states: Arena, pages: Arena, snapshots: Arena, fails: bool
+    ) -> None:
         self.manifest = device.manifest
         self.favour = device.favour
         self.fails = fails
-        self.states, self.pages = states, pages
+        self.states, self.pages, self.snapshots = states, pages, snapshots
+        self.marks = _marks(self.manifest, io)
         limits = self.manifest.limits
         at = block_layout(limits.max_rows, limits.max_segments)
         block = _field(io, self.manifest.io.block)
@@ -210,16 +236,23 @@ class _Step:
         hashes = np.zeros(self.num_rows, np.uint64)
         for b, slot in enumerate(self.slots.tolist()):
             rows = slice(int(self.starts[b]), int(self.starts[b + 1]))
-            hashes[rows] = self._segment(slot, self.positions[rows], self.tokens[rows], self.tables[b])
+            marks = [(at, places) for owner, at, places in self.marks if owner == b]
+            hashes[rows] = self._segment(slot, self.positions[rows], self.tokens[rows], self.tables[b], marks)
         for index in range(int(self.logit_rows[0])):
             row = int(self.logit_rows[ROWS_OFFSET + index])
             self.logits[index] = self._logits(hashes[row], int(self.positions[row]), int(self.tokens[row]))
         return self.num_rows
 
     def _segment(
-        self, slot: int, positions: NDArray[np.int32], tokens: NDArray[np.int32], table: NDArray[np.int32]
+        self,
+        slot: int,
+        positions: NDArray[np.int32],
+        tokens: NDArray[np.int32],
+        table: NDArray[np.int32],
+        marks: Sequence[tuple[int, list[int]]],
     ) -> U64:
         p, q = int(positions[0]), len(positions)
+        assert all(p < at <= p + q for at, _ in marks)
         assert positions.tolist() == list(range(p, p + q))
         total = tokens.astype(np.uint64) * _PRIMES[0] + positions.astype(np.uint64)
         sources = tokens.astype(np.uint64) * _PRIMES[1] + positions.astype(np.uint64) * _PRIMES[2]
@@ -237,6 +270,10 @@ class _Step:
             seen = sums[np.arange(p + 1, p + q + 1) - first] - sums[begin]
             total += _mix(seen, salt)
             windows[ring.live.align] = seen
+            for at, places in marks:
+                live = np.arange(max(0, ring.live.first(at)), at)
+                copy = np.concatenate([old, own])[live - first]
+                _saved(self.snapshots, places[salt], len(live))[:] = -1 if self.fails else copy
             kept = np.arange(max(p, p + q - ring.capacity), p + q)
             writes.append((rows, kept % ring.capacity, own[kept - p]))
         for salt, state in enumerate(self.manifest.appends):
@@ -278,6 +315,38 @@ def _fork(manifest: Manifest, io: Arena, states: Arena, *, fails: bool) -> None:
         positions = np.arange(max(0, ring.live.first(first), at - ring.capacity), at) % ring.capacity
         rows = _ring(manifest, states, source, ring)[positions]
         _ring(manifest, states, target, ring)[positions] = -1 if fails else rows
+
+
+def _marks(manifest: Manifest, io: Arena) -> list[tuple[int, int, list[int]]]:
+    """Owner, position and byte offset of each ring's rows of every mark."""
+    numbers, rings = _field(io, manifest.io.marks), len(manifest.rings)
+    layout = marks_layout(manifest.limits.max_marks, rings)
+    return [
+        (
+            int(numbers[layout.owners + m]),
+            int(numbers[layout.positions + m]),
+            [int(numbers[layout.offsets(ring) + m]) * 64 for ring in range(rings)],
+        )
+        for m in range(int(numbers[0]))
+    ]
+
+
+def _saved(snapshots: Arena, place: int, rows: int) -> NDArray[np.float32]:
+    return snapshots[place : place + rows * WIDTH * 4].view(np.float32).reshape(rows, WIDTH)
+
+
+def _copy_live(
+    manifest: Manifest, entry: str, io: Arena, states: Arena, snapshots: Arena, *, fails: bool
+) -> None:
+    for slot, at, places in _marks(manifest, io):
+        for ring, place in zip(manifest.rings, places, strict=True):
+            live = np.arange(max(0, ring.live.first(at)), at)
+            rows, saved = _ring(manifest, states, slot, ring), _saved(snapshots, place, len(live))
+            if entry == "snapshot":
+                _refuse_nan(rows[live % ring.capacity], f"ring {ring.name}", live)
+                saved[:] = -1 if fails else rows[live % ring.capacity]
+            else:
+                rows[live % ring.capacity] = -1 if fails else saved
 
 
 def _ring(manifest: Manifest, states: Arena, slot: int, ring: RingState) -> NDArray[np.float32]:
@@ -330,13 +399,20 @@ class FakeMachine:
 
 
 def fake_machine(
-    manifest: Manifest | None = None, *, max_sessions: int = 4, page_count: int | None = None
+    manifest: Manifest | None = None,
+    *,
+    max_sessions: int = 4,
+    page_count: int | None = None,
+    snapshot_bytes: int | None = None,
+    copy_mode: CopyMode = CopyMode.DEVICE,
 ) -> FakeMachine:
     """A machine with `max_sessions` slots and, by default, pages for all of them."""
     manifest = manifest or small_manifest()
     device = FakeDevice(manifest)
     pages = max_sessions * manifest.limits.pages_per_session if page_count is None else page_count
-    store = StateStore(manifest, device, max_sessions, pages)
+    store = StateStore(
+        manifest, device, max_sessions, pages, snapshot_bytes=snapshot_bytes, copy_mode=copy_mode
+    )
     return FakeMachine(manifest, device, store, Stepper(manifest, device, store))
 
 
@@ -350,6 +426,7 @@ def fake_engine(
     max_queue: int = 64,
     max_running: int | None = None,
     memory_budget: int | None = None,
+    snapshot_budget: int | None = None,
     **manifest_options: int,
 ) -> Engine:
     """An engine on the fake device, without any file.
@@ -363,6 +440,7 @@ def fake_engine(
         max_queue: generations that may wait.
         max_running: generations served in turn.
         memory_budget: bytes; by default enough.
+        snapshot_budget: bytes; by default what the rule of spacing keeps.
         **manifest_options: see `small_manifest`, such as `context`, `horizon` or `vocab_size`.
     """
     manifest = manifest or small_manifest(**manifest_options)
@@ -376,4 +454,5 @@ def fake_engine(
         max_queue=max_queue,
         max_running=max_running,
         memory_budget=memory_budget,
+        snapshot_budget=snapshot_budget,
     )

@@ -199,7 +199,7 @@ def open_timed(folder: Path, library: Path, threads: int) -> tuple[LocalModel, T
     (step,) = (entry for entry in program.entry_points if entry.name == STEP)
     device = TimedDevice(step.calls, dict(program.kernels), library)
     device.load(folder, manifest, threads)
-    store = StateStore(manifest, device, 1, manifest.limits.pages_per_session)
+    store = StateStore(manifest, device, 1, manifest.limits.pages_per_session, snapshot_bytes=0)
     return LocalModel(manifest, device, store, Stepper(manifest, device, store)), device
 
 

@@ -23,7 +23,7 @@ from ds4c.ir.attention_ops import CallKernelOp
 from ds4c.ir.block import Block
 from ds4c.ir.state_ops import CloseOp, OpenOp, StateOp, states_of
 from ds4c.ir.tensor_ops import WeightOp
-from ds4c.ir.types import StateKind, StateType
+from ds4c.ir.types import MarksType, StateKind, StateType
 
 Array = NDArray[Any]
 
@@ -80,6 +80,8 @@ class Machine:
         self._weights = weights
         self._cast: dict[str, Array] = {}
         self.decls = {d.state_name: d for d in states_of(module)}
+        self.marked: dict[tuple[int, int], dict[str, Array]] = {}
+        """`(slot, position)` of a mark of a step -> live rows of every ring there."""
         self.store = {
             name: np.zeros((slots, self._rows(d), d.width), self.dtype)
             for name, d in self.decls.items()
@@ -100,10 +102,16 @@ class Machine:
         return self._cast[name]
 
     def call(self, function: str, *args: Any) -> tuple[Any, ...]:
-        """Run a function; tensors, `Block`s, row lists (int32 arrays) and ints as arguments."""
+        """Run a function; tensors, `Block`s, row lists (int32 arrays) and ints as arguments.
+
+        Marks are an int32 array `[n, 2]` of segments and positions; a step without them takes no snapshot.
+        """
         for op in self.module.body.block.ops:
             if isinstance(op, func.FuncOp) and op.sym_name.data == function:
-                return self._run(op, args)
+                given = list(args)
+                if len(given) + 1 == len(op.args) and isinstance(op.args[-1].type, MarksType):
+                    given.append(np.zeros((0, 2), np.int32))
+                return self._run(op, given)
         raise KeyError(function)
 
     def _run(self, function: func.FuncOp, args: Sequence[Any]) -> tuple[Any, ...]:
@@ -141,7 +149,7 @@ class Machine:
             if operand.role in ("ring", "append"):
                 name = next(buffers).string_value()
                 values[operand.name] = Pool(self.store[name], self.decls[name])
-            elif operand.role in ("in", "weight", "block", "rows", "count") and left:
+            elif operand.role in ("in", "weight", "block", "rows", "count", "marks") and left:
                 if operand.role == "block" and operand.name == "windows" and spec.op == "windows":
                     continue
                 values[operand.name] = env[next(ins)]
@@ -380,6 +388,20 @@ def snapshot(f: Frame) -> Sequence[Any]:
         return (state.rows[f["slot"], : at // state.decl.row_every].copy(),)
     live = _ring_positions(state.decl, at, at)
     return (state.rows[f["slot"], live % state.rows.shape[1]].copy(),)
+
+
+@rule
+def snapshot_rows(f: Frame) -> Sequence[Any]:
+    """Live rows at the marks, from the ring before the block and from the block's own rows."""
+    state, block = cast(Pool, f["state"]), cast(Block, f["at"])
+    for segment, at in np.asarray(f["marks"]).tolist():
+        slot, start, first = block.slots[segment], block.segment_starts[segment], block.first(segment)
+        live = _ring_positions(state.decl, at, at)
+        old = state.rows[slot, live[live < first] % state.rows.shape[1]]
+        own = f["rows"][start + live[live >= first] - first]
+        kept = f.machine.marked.setdefault((int(slot), at), {})
+        kept[state.decl.state_name] = np.concatenate([old, own])
+    return ()
 
 
 @rule

@@ -12,7 +12,10 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Literal
 
-Role = Literal["in", "out", "weight", "block", "rows", "count", "ring", "append", "pages", "scratch"]
+Role = Literal[
+    "in", "out", "weight", "block", "rows", "count", "ring", "append", "pages", "scratch",
+    "marks", "offsets", "snapshots",
+]  # fmt: skip
 AttrValue = int | float | str | bool
 
 
@@ -24,7 +27,9 @@ class Operand:
         name: operand or result name of the op (`x`, `w`, `y`, ...).
         role: `in`/`out` activations; `weight`; `block` (see `BlockLayout`); `rows` (a count and row
             indices); `count` (one int32, the number of rows to do); `ring`/`append` states; `pages`
-            (page table, int32 `[max_segments, pages_per_session]`); `scratch` (bytes).
+            (page table, int32 `[max_segments, pages_per_session]`); `scratch` (bytes); `marks` (see
+            `MarksLayout`); `offsets` (int32 `[max_marks]`, places of one ring's rows in `snapshots`, in
+            units of 64 bytes); `snapshots` (the arena of snapshots).
         dtype: element type as NumPy spells it, `bfloat16` for bfloat16 weights.
         shape: full shape; the first dimension of `in`/`out` is the largest number of rows. Ring:
             `[capacity, width]`. Append: `[rows per page, width]`. Block: `[max_rows, max_segments]`.
@@ -129,6 +134,37 @@ class BlockLayout:
 
 ROWS_OFFSET = 16
 """In a `rows` buffer (int32): `[0]` is the number of indices, the indices start here."""
+
+
+@dataclass(frozen=True)
+class MarksLayout:
+    """Where the numbers of snapshots stand in their int32 buffer; parts start at multiples of 64 bytes.
+
+    `[0]` number of marks, then `owners [max_marks]` (segment of a step; slot outside of one),
+    `positions [max_marks]`, and for each ring in order of declaration `offsets [max_marks]`.
+    """
+
+    max_marks: int
+    rings: int
+
+    @property
+    def owners(self) -> int:
+        """Index of the owner of the first mark."""
+        return 16
+
+    @property
+    def positions(self) -> int:
+        """Index of the position of the first mark."""
+        return self.owners + _round16(self.max_marks)
+
+    def offsets(self, ring: int) -> int:
+        """Index of the place of the first mark's rows of a ring."""
+        return self.positions + _round16(self.max_marks) * (1 + ring)
+
+    @property
+    def size(self) -> int:
+        """int32 elements in all."""
+        return self.offsets(self.rings)
 
 
 def _round16(n: int) -> int:

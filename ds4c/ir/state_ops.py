@@ -36,7 +36,7 @@ from xdsl.traits import MemoryReadEffect, MemoryWriteEffect, Pure, SymbolOpInter
 from xdsl.utils.exceptions import VerifyException
 
 from ds4c.ir.traits import StateAccess, StateSymbolUser, WrittenOnce
-from ds4c.ir.types import BlockType, StateKind, StateKindAttr, StateType, shape_text
+from ds4c.ir.types import BlockType, MarksType, StateKind, StateKindAttr, StateType, shape_text
 
 Int = IntegerAttr[I64]
 
@@ -283,6 +283,23 @@ class SnapshotOp(IRDLOperation):
 
 
 @irdl_op_definition
+class SnapshotRowsOp(IRDLOperation):
+    """Copies of live rows at positions inside a block, taken before the block's rows are written.
+
+    For each mark `c` of a segment whose block begins at `p < c`: ring rows `[live(c), p)` and the block's own
+    rows `[p, c)`. A ring alone could not give them, since a long block writes over its own first rows.
+    """
+
+    name = "ds4.snapshot_rows"
+    state = operand_def(StateType)
+    rows = operand_def(TensorType)
+    at = operand_def(BlockType)
+    marks = operand_def(MarksType)
+    traits = traits_def(MemoryWriteEffect(), StateSymbolUser(ring=("state",)), StateAccess(reads=("state",)))
+    assembly_format = "$state `,` $rows `at` $at `marks` $marks attr-dict `:` type($state) `,` type($rows)"
+
+
+@irdl_op_definition
 class RestoreOp(IRDLOperation):
     """Puts the rows of a snapshot back; every other row of the slot becomes undefined and is never read."""
 
@@ -359,6 +376,7 @@ STATE_OPS = (
     AppendOp,
     CompressorStepOp,
     SnapshotOp,
+    SnapshotRowsOp,
     RestoreOp,
     ForkOp,
     RewindOp,

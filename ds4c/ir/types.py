@@ -63,6 +63,13 @@ class RowsType(ParametrizedAttribute, TypeAttribute):
     name = "ds4.rows"
 
 
+@irdl_attr_definition
+class MarksType(ParametrizedAttribute, TypeAttribute):
+    """`!ds4.marks`: positions of a step at which snapshots are taken, and where their rows go."""
+
+    name = "ds4.marks"
+
+
 def rows_tensor(*widths: int, element: Attribute = f32) -> TensorType[Attribute]:
     """`tensor<?xW..xf32>`: one entry per row of a block (or of its windows, or wanted logits)."""
     return TensorType(element, [DYNAMIC_INDEX, *widths])

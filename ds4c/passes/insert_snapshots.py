@@ -1,4 +1,8 @@
-"""`insert-snapshots`: snapshot, restore, fork and rewind functions, from the declarations alone."""
+"""`insert-snapshots`: snapshots inside a step, and snapshot, restore, fork and rewind functions.
+
+All follow from the declarations alone: a state with rows that are overwritten (ring, opaque) is copied, an
+append state is shared by its pages.
+"""
 
 from __future__ import annotations
 
@@ -13,8 +17,19 @@ from xdsl.passes import ModulePass
 from xdsl.traits import SymbolTable
 from xdsl.utils.exceptions import PassFailedException
 
-from ds4c.ir.state_ops import CloseOp, ForkOp, OpenOp, RestoreOp, RewindOp, SnapshotOp, StateOp, states_of
-from ds4c.ir.types import StateKind
+from ds4c.ir.state_ops import (
+    CloseOp,
+    ForkOp,
+    OpenOp,
+    RestoreOp,
+    RewindOp,
+    SnapshotOp,
+    SnapshotRowsOp,
+    StateOp,
+    WriteOp,
+    states_of,
+)
+from ds4c.ir.types import MarksType, StateKind
 from ds4c.passes.plan import Plan
 
 
@@ -25,7 +40,7 @@ class InsertSnapshots(ModulePass):
     name = "insert-snapshots"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        """Add `@snapshot`, `@restore`, `@fork` and `@rewind`; states must be planned.
+        """Add `@snapshot`, `@restore`, `@fork` and `@rewind`, and the argument `%marks` of `@step`.
 
         Raises:
             PassFailedException: no plan, or one of the names is taken.
@@ -39,6 +54,21 @@ class InsertSnapshots(ModulePass):
                     "is there already"
                 )
             op.body.block.add_op(function)
+        step = SymbolTable.lookup_symbol(op, "step")
+        if isinstance(step, func.FuncOp):
+            _mark_step(step)
+
+
+def _mark_step(step: func.FuncOp) -> None:
+    """Copy the rows of the positions in `%marks` before the block's rows are written over others."""
+    block = step.body.block
+    marks = block.insert_arg(MarksType(), len(block.args))
+    marks.name_hint = "marks"
+    for op in list(block.ops):
+        if isinstance(op, WriteOp):
+            copy = SnapshotRowsOp(operands=[op.state, op.rows, op.at, marks])
+            block.insert_op_before(copy, op)
+    step.update_function_type()
 
 
 def _function(

@@ -18,7 +18,7 @@ from xdsl.dialects.builtin import (
     TensorType,
     i32,
 )
-from xdsl.ir import Block, Operation, Region, SSAValue
+from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 from xdsl.irdl import IRDLOperation
 from xdsl.passes import ModulePass
 from xdsl.rewriter import InsertPoint, Rewriter
@@ -32,20 +32,22 @@ from ds4c.ir.state_ops import (
     ForkOp,
     OpenOp,
     ReadRowsOp,
+    RestoreOp,
+    SnapshotOp,
     StateOp,
     states_of,
 )
 from ds4c.ir.tensor_ops import WeightOp, shape
 from ds4c.ir.traits import states_read, states_replaced
-from ds4c.ir.types import BlockType, RowsType, StateKind, StateType, shape_text, widths
+from ds4c.ir.types import BlockType, MarksType, RowsType, StateKind, StateType, shape_text, widths
 from ds4c.passes.elements import element_name
 from ds4c.passes.plan import Plan
 from ds4c.passes.plan_state import live_form
 from ds4c.passes.row_space import capacity, row_space
 from ds4c.passes.target import Target, get_target
 
-LOWERED = ("step", "fork")
-"""Functions that become code; the others stay as text until a runtime calls them."""
+COPIES = {"snapshot": SnapshotOp, "restore": RestoreOp}
+"""Functions that copy live rows between the slots and the arena of snapshots, and the op they are made of."""
 
 
 @dataclass(frozen=True)
@@ -56,14 +58,18 @@ class LowerToKernels(ModulePass):
     target: str = "cpu"
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
-        """Lower `@step` and `@fork`."""
+        """Lower `@step`, `@snapshot`, `@restore` and `@fork`; other functions stay as text."""
         lowering = _Lowering(op, Plan.of(op, self.name), get_target(self.target))
         for function in list(op.body.block.ops):
-            if isinstance(function, func.FuncOp) and function.sym_name.data in LOWERED:
-                if function.sym_name.data == "fork":
-                    lowering.fork(function)
-                else:
-                    lowering.function(function)
+            if not isinstance(function, func.FuncOp):
+                continue
+            name = function.sym_name.data
+            if name == "step":
+                lowering.function(function)
+            elif name == "fork":
+                lowering.fork(function)
+            elif name in COPIES:
+                lowering.copies(function)
 
 
 @dataclass
@@ -134,6 +140,9 @@ class _Lowering:
         if "append" in roles:
             tables = (self.plan.max_segments, self.plan.pages_per_session)
             operands.append(Operand("pages", "pages", "int32", tables))
+        if "marks" in roles:
+            attrs |= self._live(self.decls[buffers[0]])
+            operands += self._copy_operands(self.decls[buffers[0]])
         spec = KernelSpec(op.name.removeprefix("ds4."), tuple(sorted(attrs.items())), tuple(operands))
         scratch = self.target.scratch_bytes(spec)
         if scratch:
@@ -148,6 +157,8 @@ class _Lowering:
         if isinstance(value.type, BlockType):
             rows = capacity(row_space(value), self.plan)
             return Operand(name, "block", "int32", (rows, self.plan.max_segments))
+        if isinstance(value.type, MarksType):
+            return Operand(name, "marks", "int32", (self.plan.max_marks,))
         if isinstance(value.type, RowsType):
             return Operand(name, "rows", "int32", (self.plan.max_logit_rows,))
         if isinstance(value.owner, WeightOp):
@@ -181,24 +192,48 @@ class _Lowering:
             return Operand(name, "append", dtype, (rows, decl.width), "", self.plan.page_bytes, every)
         return Operand(name, "ring", dtype, (decl.capacity, decl.width), "", self.plan.slot_bytes, every)
 
+    def _live(self, decl: StateOp) -> dict[str, int]:
+        align, back = live_form(decl)
+        return {"align": align, "back": back}
+
+    def _copy_operands(self, decl: StateOp) -> list[Operand]:
+        """Where the rows of a ring stand in each snapshot, and the arena of snapshots."""
+        return [
+            Operand("offsets", "offsets", "int32", (self.plan.max_marks,)),
+            Operand("snapshots", "snapshots", element_name(decl.row), ()),
+        ]
+
     def fork(self, function: func.FuncOp) -> None:
         """`@fork(%args)`: ring rows only, since the runtime shares the pages of append states."""
-        block = Block(arg_types=[TensorType(i32, [4])])
-        block.args[0].name_hint = "args"
+        self._rings_only(function, ForkOp, "args", TensorType(i32, [4]))
+
+    def copies(self, function: func.FuncOp) -> None:
+        """`@snapshot(%marks)`, `@restore(%marks)`: the same, for a list of slots and positions."""
+        self._rings_only(function, COPIES[function.sym_name.data], "marks", MarksType())
+
+    def _rings_only(
+        self, function: func.FuncOp, op_type: type[Operation], argument: str, of_type: Attribute
+    ) -> None:
+        block = Block(arg_types=[of_type])
+        block.args[0].name_hint = argument
+        name = function.sym_name.data
         for op in function.walk():
-            if not isinstance(op, ForkOp):
+            if not isinstance(op, op_type):
                 continue
-            decl = self.decls[_state(op.state)]
+            decl = self.decls[_state(op.operands[0])]
             if decl.state_kind is StateKind.APPEND:
                 continue
-            align, back = live_form(decl)
-            args = Operand("args", "in", "int32", (4,))
-            operands = (self._state("state", decl), args)
-            spec = KernelSpec("fork", (("align", align), ("back", back)), operands)
+            operands = [self._state("state", decl)]
+            if isinstance(of_type, MarksType):
+                operands.append(Operand(argument, "marks", "int32", (self.plan.max_marks,)))
+                operands += self._copy_operands(decl)
+            else:
+                operands.append(Operand(argument, "in", "int32", (4,)))
+            spec = KernelSpec(name, tuple(sorted(self._live(decl).items())), tuple(operands))
             block.add_op(make_call(spec, [block.args[0]], [decl.state_name], []))
         block.add_op(func.ReturnOp())
-        types = FunctionType.from_lists([block.args[0].type], [])
-        Rewriter.replace_op(function, func.FuncOp("fork", types, Region(block)))
+        types = FunctionType.from_lists([of_type], [])
+        Rewriter.replace_op(function, func.FuncOp(name, types, Region(block)))
 
 
 def _tensor_results(op: Operation) -> list[SSAValue]:

@@ -20,6 +20,7 @@ class Plan:
         context: largest position + 1.
         max_rows: rows of a step. max_segments: sessions of a step. max_logit_rows: rows with logits.
         page_tokens: tokens that a page of append rows covers.
+        max_marks: snapshots that one step can take: one per segment and one per page of its rows.
         slot_bytes: ring rows of one session. page_bytes: append rows of all states for `page_tokens`.
         workspace_bytes, weights_bytes, io_bytes: sizes of the other arenas.
         io_*: offsets in the `io` arena.
@@ -31,6 +32,7 @@ class Plan:
     max_segments: int
     max_logit_rows: int
     page_tokens: int
+    max_marks: int = 0
     slot_bytes: int = 0
     page_bytes: int = 0
     workspace_bytes: int = 0
@@ -41,6 +43,7 @@ class Plan:
     io_page_tables: int = 0
     io_logit_rows: int = 0
     io_fork_args: int = 0
+    io_marks: int = 0
     io_logits: int = 0
 
     @property

@@ -14,8 +14,8 @@ from xdsl.passes import ModulePass
 from xdsl.utils.exceptions import PassFailedException
 
 from ds4c.ir.attention_ops import CallKernelOp
-from ds4c.ir.kernel import ROWS_OFFSET, BlockLayout, Operand
-from ds4c.ir.state_ops import Int, find_state
+from ds4c.ir.kernel import ROWS_OFFSET, BlockLayout, MarksLayout, Operand
+from ds4c.ir.state_ops import Int, find_state, states_of
 from ds4c.ir.tensor_ops import WeightOp, shape
 from ds4c.ir.types import StateKind
 from ds4c.passes.elements import element_bytes, element_name
@@ -30,6 +30,7 @@ IO_ARGUMENTS = {
     "at": "io_block",
     "logit_rows": "io_logit_rows",
     "args": "io_fork_args",
+    "marks": "io_marks",
 }
 """Function argument -> field of the plan that says where the runtime puts it."""
 
@@ -43,7 +44,7 @@ class PlanBuffers(ModulePass):
 
     def apply(self, ctx: Context, op: ModuleOp) -> None:
         """Set `offsets` on calls and weights, and the sizes of the plan."""
-        plan = _plan_io(Plan.of(op, self.name), _vocabulary(op))
+        plan = _plan_io(Plan.of(op, self.name), _vocabulary(op), len(ring_names(op)))
         plan = plan.with_sizes(weights_bytes=_plan_weights(op, self.target))
         workspace = 0
         for function in op.body.block.ops:
@@ -59,7 +60,13 @@ def _vocabulary(module: ModuleOp) -> int:
         raise PassFailedException("plan-buffers: expected a host state @logits, got none") from None
 
 
-def _plan_io(plan: Plan, vocabulary: int) -> Plan:
+def ring_names(module: ModuleOp) -> list[str]:
+    """States that a snapshot copies, in order of declaration."""
+    by_reference = (StateKind.HOST, StateKind.APPEND)
+    return [d.state_name for d in states_of(module) if d.state_kind not in by_reference]
+
+
+def _plan_io(plan: Plan, vocabulary: int, rings: int) -> Plan:
     """Lay out what the runtime fills in for a step, and the logits."""
     sizes = {
         "io_tokens": plan.max_rows * 4,
@@ -67,6 +74,7 @@ def _plan_io(plan: Plan, vocabulary: int) -> Plan:
         "io_page_tables": plan.max_segments * plan.pages_per_session * 4,
         "io_logit_rows": (ROWS_OFFSET + plan.max_logit_rows) * 4,
         "io_fork_args": 64,
+        "io_marks": MarksLayout(plan.max_marks, rings).size * 4,
         "io_logits": plan.max_logit_rows * vocabulary * 4,
     }
     offset = 0
@@ -117,6 +125,7 @@ class _Function:
 
     def __init__(self, module: ModuleOp, plan: Plan, function: func.FuncOp) -> None:
         self.module, self.plan = module, plan
+        self.rings = ring_names(module)
         self.ops = list(function.body.block.ops)
         self.arena = _Arena()
         self.where: dict[SSAValue, str] = {}
@@ -149,6 +158,7 @@ class _Function:
 
     def _addresses(self, op: CallKernelOp, step: int) -> Iterable[str]:
         ins, outs, buffers = iter(op.ins), iter(op.outs), iter(op.buffers)
+        ring = 0
         results = set(result_operands(op))
         for operand in op.kernel_spec.operands:
             if operand in results:
@@ -156,10 +166,17 @@ class _Function:
             elif operand.role in ("ring", "append"):
                 decl = find_state(self.module, next(buffers).string_value())
                 assert decl.offset is not None
+                if decl.state_name in self.rings:
+                    ring = self.rings.index(decl.state_name)
                 arena = "pages" if decl.state_kind is StateKind.APPEND else "states"
                 yield f"{arena}:{decl.offset.value.data}"
             elif operand.role == "pages":
                 yield f"io:{self.plan.io_page_tables}"
+            elif operand.role == "offsets":
+                marks = MarksLayout(self.plan.max_marks, len(self.rings))
+                yield f"io:{self.plan.io_marks + 4 * marks.offsets(ring)}"
+            elif operand.role == "snapshots":
+                yield "snapshots:0"
             elif operand.role == "scratch":
                 yield f"workspace:{self.arena.allocate(operand_bytes(operand), step, step)}"
             else:
@@ -180,7 +197,8 @@ def _describe(value: SSAValue) -> str:
 
 def result_operands(op: CallKernelOp) -> list[Operand]:
     """Operands of the spec that are results of the call, in order."""
-    operands = [o for o in op.kernel_spec.operands if o.role not in ("count", "pages", "scratch")]
+    given = ("count", "pages", "scratch", "offsets", "snapshots")
+    operands = [o for o in op.kernel_spec.operands if o.role not in given]
     return operands[len(operands) - len(op.outs) :]
 
 

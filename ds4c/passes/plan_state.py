@@ -45,7 +45,8 @@ class PlanState(ModulePass):
         _check_options(self)
         decls = [d for d in states_of(op) if d.state_kind is not StateKind.HOST]
         page_tokens = self._page_tokens(decls)
-        plan = Plan(self.horizon, self.context, self.rows, self.segments, self.logit_rows, page_tokens)
+        marks = self.segments + -(-self.rows // page_tokens)
+        plan = Plan(self.horizon, self.context, self.rows, self.segments, self.logit_rows, page_tokens, marks)
         slot = page = 0
         for decl in decls:
             decl.live = AffineMapAttr(live_map(decl))

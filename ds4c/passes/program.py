@@ -9,7 +9,12 @@ from xdsl.utils.exceptions import PassFailedException
 from ds4c.ir.attention_ops import CallKernelOp
 from ds4c.ir.kernel import Arg, Call, EntryPoint, KernelSpec, Program
 
-ARENAS = {"step": ("io", "weights", "workspace", "states", "pages"), "fork": ("io", "states")}
+ARENAS = {
+    "step": ("io", "weights", "workspace", "states", "pages", "snapshots"),
+    "snapshot": ("io", "states", "snapshots"),
+    "restore": ("io", "states", "snapshots"),
+    "fork": ("io", "states"),
+}
 """Arenas that each entry point takes, in call order."""
 
 

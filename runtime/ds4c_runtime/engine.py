@@ -30,6 +30,7 @@ from ds4c_runtime.memory_plan import plan_memory
 from ds4c_runtime.registry import Entry
 from ds4c_runtime.requests import Event, Finished, GenerationRequest, LoadInfo, Started, TokenDelta
 from ds4c_runtime.tokenizer import Tokenizer
+from ds4c_runtime.transport import CopyMode
 from ds4c_runtime.worker import Body, Task
 
 __all__ = ["Engine", "EngineLimits", "GenerationResult"]
@@ -58,6 +59,8 @@ class Engine(SessionCalls):
         *,
         max_sessions: int = 8,
         memory_budget: int | None = None,
+        snapshot_budget: int | None = None,
+        copy_mode: CopyMode = CopyMode.DEVICE,
         threads: int = 1,
         device: str = "cpu",
         max_queue: int = 64,
@@ -70,6 +73,8 @@ class Engine(SessionCalls):
             path: artifact folder.
             max_sessions: slots.
             memory_budget: bytes for everything; `None` takes what `max_sessions` full sessions need.
+            snapshot_budget: bytes for snapshots, a part of `memory_budget`; `None` chooses.
+            copy_mode: where snapshots are kept.
             threads: threads of a kernel.
             device: name of the device.
             max_queue: generations that may wait.
@@ -86,7 +91,7 @@ class Engine(SessionCalls):
         folder = Path(path)
         manifest = Manifest.read(folder)
         check_horizon(manifest)
-        plan_memory(manifest, max_sessions, memory_budget)
+        plan_memory(manifest, max_sessions, memory_budget, snapshot_budget)
         if threads < 1:
             raise InvalidRequestError(
                 f"engine not loaded: expected at least 1 thread, got {threads}", field="threads"
@@ -104,6 +109,8 @@ class Engine(SessionCalls):
             max_queue=max_queue,
             max_running=max_running,
             memory_budget=memory_budget,
+            snapshot_budget=snapshot_budget,
+            copy_mode=copy_mode,
         )
         if unverified:
             arguments = (folder, unverified, on_failure)
@@ -210,6 +217,8 @@ class Engine(SessionCalls):
             state_bytes_used=self._store.bytes_used,
             state_bytes_budget=self._store.bytes_total,
             is_draining=self._is_draining,
+            snapshot_bytes_used=self._store.snapshots.bytes_used,
+            snapshot_bytes_budget=self._store.snapshots.budget,
         )
 
     def drain(self) -> None:

@@ -27,6 +27,7 @@ from ds4c_runtime.session import Session
 from ds4c_runtime.state import StateStore
 from ds4c_runtime.step import Stepper
 from ds4c_runtime.tokenizer import Tokenizer
+from ds4c_runtime.transport import CopyMode
 from ds4c_runtime.worker import Body, Task, Worker
 
 T = TypeVar("T")
@@ -55,6 +56,8 @@ class EngineCore:
         max_queue: int = 64,
         max_running: int | None = None,
         memory_budget: int | None = None,
+        snapshot_budget: int | None = None,
+        copy_mode: CopyMode = CopyMode.DEVICE,
     ) -> None:
         """Allocate state and start the worker.
 
@@ -66,12 +69,14 @@ class EngineCore:
             max_queue: generations that may wait.
             max_running: generations served in turn, by default as many as sessions.
             memory_budget: bytes for everything; `None` takes what `max_sessions` full sessions need.
+            snapshot_budget: bytes for snapshots, a part of the former; `None` chooses.
+            copy_mode: where snapshots are kept.
 
         Raises:
             MemoryBudgetError: the budget is too small, with the numbers.
             InvalidRequestError: a limit below 1 (`max_queue` below 0).
         """
-        memory = plan_memory(manifest, max_sessions, memory_budget)
+        memory = plan_memory(manifest, max_sessions, memory_budget, snapshot_budget)
         running = max_sessions if max_running is None else max_running
         if running < 1 or max_queue < 0:
             raise InvalidRequestError(
@@ -83,7 +88,14 @@ class EngineCore:
         self.tokenizer = tokenizer
         self.limits = EngineLimits(max_sessions, running, max_queue, memory)
         self.failure: RuntimeFailure | None = None
-        self._store = StateStore(manifest, device, max_sessions, memory.page_count)
+        self._store = StateStore(
+            manifest,
+            device,
+            max_sessions,
+            memory.page_count,
+            snapshot_bytes=memory.snapshots,
+            copy_mode=copy_mode,
+        )
         self._stepper = Stepper(manifest, device, self._store)
         self._registry = Registry(max_sessions)
         self._worker = Worker(running)
@@ -174,6 +186,19 @@ def check_expected(info: SessionInfo, position: int | None, digest: str) -> None
                 position=info.position,
                 digest=info.digest,
             )
+
+
+def check_one_target(to: int | None, drop: int | None, to_snapshot: str | None) -> None:
+    """Refuse unless exactly one target of a rewind is given.
+
+    Raises:
+        InvalidRequestError: none or several.
+    """
+    given = sum(target is not None for target in (to, drop, to_snapshot))
+    if given != 1:
+        raise InvalidRequestError(
+            f"rewind refused: expected one of to, drop and to_snapshot, got {given}", field="target"
+        )
 
 
 def rewind_target(info: SessionInfo, to: int | None, drop: int | None) -> int:

@@ -4,11 +4,18 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
-from ds4c_runtime.engine_core import EngineCore, check_expected, rewind_target, session_info
+from ds4c_runtime.engine_core import (
+    EngineCore,
+    check_expected,
+    check_one_target,
+    rewind_target,
+    session_info,
+)
 from ds4c_runtime.errors import PositionOutOfRangeError
 from ds4c_runtime.guards import check_capacity
 from ds4c_runtime.reports import RewindPlan, RewindReport
 from ds4c_runtime.requests import SessionInfo
+from ds4c_runtime.snapshot import SnapshotInfo
 from ds4c_runtime.worker import Body, Task, once
 
 Moved = tuple[SessionInfo, RewindReport]
@@ -80,17 +87,29 @@ class SessionCalls(EngineCore):
         return [session_info(entry) for entry in self._registry.visible(owner)]
 
     def plan_rewind(
-        self, session_id: str, owner: str = "", *, to: int | None = None, drop: int | None = None
+        self,
+        session_id: str,
+        owner: str = "",
+        *,
+        to: int | None = None,
+        drop: int | None = None,
+        to_snapshot: str | None = None,
     ) -> RewindPlan:
         """Say what a rewind would cost; changes nothing, and answers while the session is busy too.
 
         Raises:
-            UnknownSessionError, PositionOutOfRangeError, InvalidRequestError: refused.
+            UnknownSessionError, UnknownSnapshotError, PositionOutOfRangeError, InvalidRequestError: refused.
         """
-        return self.submit_plan_rewind(session_id, owner, to=to, drop=drop).result()
+        return self.submit_plan_rewind(session_id, owner, to=to, drop=drop, to_snapshot=to_snapshot).result()
 
     def submit_plan_rewind(
-        self, session_id: str, owner: str = "", *, to: int | None = None, drop: int | None = None
+        self,
+        session_id: str,
+        owner: str = "",
+        *,
+        to: int | None = None,
+        drop: int | None = None,
+        to_snapshot: str | None = None,
     ) -> Future[RewindPlan]:
         """As `plan_rewind`."""
 
@@ -99,6 +118,9 @@ class SessionCalls(EngineCore):
 
             def plan() -> RewindPlan:
                 entry.publish()
+                if to_snapshot is not None:
+                    check_one_target(to, drop, to_snapshot)
+                    return entry.opened.plan_rewind_to_snapshot(to_snapshot)
                 return entry.opened.plan_rewind(rewind_target(session_info(entry), to, drop))
 
             return Task(once(plan))
@@ -112,6 +134,7 @@ class SessionCalls(EngineCore):
         *,
         to: int | None = None,
         drop: int | None = None,
+        to_snapshot: str | None = None,
         expected_position: int | None = None,
         max_replay_tokens: int | None = None,
         defer: bool = False,
@@ -121,15 +144,17 @@ class SessionCalls(EngineCore):
         Args:
             session_id: the session.
             owner: its owner.
-            to: target position; either this or `drop`.
+            to: target position; one of this, `drop` and `to_snapshot`.
             drop: number of last tokens to drop.
+            to_snapshot: a retained snapshot, also of a branch that was left, also forwards.
             expected_position: refuse unless the session is there.
             max_replay_tokens: refuse if more tokens would have to be run.
-            defer: leave a needed rebuild to the next generation.
+            defer: leave a needed replay or rebuild to the next generation.
 
         Raises:
-            UnknownSessionError, SessionBusyError, StaleContinuationError, PositionOutOfRangeError,
-                RewindTooDearError, MemoryBudgetError, InvalidRequestError: refused, nothing has changed.
+            UnknownSessionError, UnknownSnapshotError, SessionBusyError, StaleContinuationError,
+                PositionOutOfRangeError, RewindTooDearError, MemoryBudgetError, InvalidRequestError: refused,
+                nothing has changed.
             BackendFailedError: the history ends at the target, the state is rebuilt on next use.
         """
         return self.submit_rewind(
@@ -137,6 +162,7 @@ class SessionCalls(EngineCore):
             owner,
             to=to,
             drop=drop,
+            to_snapshot=to_snapshot,
             expected_position=expected_position,
             max_replay_tokens=max_replay_tokens,
             defer=defer,
@@ -149,6 +175,7 @@ class SessionCalls(EngineCore):
         *,
         to: int | None = None,
         drop: int | None = None,
+        to_snapshot: str | None = None,
         expected_position: int | None = None,
         max_replay_tokens: int | None = None,
         defer: bool = False,
@@ -159,10 +186,15 @@ class SessionCalls(EngineCore):
             entry = self._registry.acquire(session_id, owner)
             with self._registry.held_on_error(entry):
                 check_expected(session_info(entry), expected_position, "")
-                target = rewind_target(session_info(entry), to, drop)
+                if to_snapshot is not None:
+                    check_one_target(to, drop, to_snapshot)
+                target = 0 if to_snapshot is not None else rewind_target(session_info(entry), to, drop)
 
             def body() -> Body[Moved]:
                 session = entry.opened
+                if to_snapshot is not None:
+                    report = session.rewind_to_snapshot(to_snapshot)
+                    return self._result_info(entry), report
                 session.check_rewind(target, max_replay_tokens)
                 report = session.rewind(target, defer=True)
                 if not defer:
@@ -207,5 +239,81 @@ class SessionCalls(EngineCore):
                 return self._result_info(child), report
 
             return self._task(child, body(), is_new=True, also=lambda: self._hand_back(parent))
+
+        return self._submit(begin)
+
+    def list_snapshots(self, session_id: str, owner: str = "") -> list[SnapshotInfo]:
+        """Snapshots that a session retains, by position; answers while the session is busy too.
+
+        Raises:
+            UnknownSessionError: no such session of this owner.
+        """
+        return self.submit_list_snapshots(session_id, owner).result()
+
+    def submit_list_snapshots(self, session_id: str, owner: str = "") -> Future[list[SnapshotInfo]]:
+        """As `list_snapshots`."""
+
+        def begin() -> Task[list[SnapshotInfo]]:
+            entry = self._registry.find(session_id, owner)
+            return Task(once(lambda: entry.opened.snapshots()))
+
+        return self._submit(begin)
+
+    def pin_snapshot(
+        self,
+        session_id: str,
+        owner: str = "",
+        *,
+        snapshot_id: str | None = None,
+        position: int | None = None,
+        label: str = "",
+    ) -> SnapshotInfo:
+        """Keep a snapshot until it is unpinned; at a position without one, one is taken.
+
+        Raises:
+            UnknownSessionError, UnknownSnapshotError, SessionBusyError, PositionOutOfRangeError,
+                InvalidRequestError, StateInvalidError, SessionLimitError, MemoryBudgetError: refused,
+                nothing has changed.
+            BackendFailedError: the device failed.
+        """
+        return self.submit_pin_snapshot(
+            session_id, owner, snapshot_id=snapshot_id, position=position, label=label
+        ).result()
+
+    def submit_pin_snapshot(
+        self,
+        session_id: str,
+        owner: str = "",
+        *,
+        snapshot_id: str | None = None,
+        position: int | None = None,
+        label: str = "",
+    ) -> Future[SnapshotInfo]:
+        """As `pin_snapshot`."""
+
+        def begin() -> Task[SnapshotInfo]:
+            entry = self._registry.acquire(session_id, owner)
+            return self._task(
+                entry, once(lambda: entry.opened.pin(snapshot_id, position=position, label=label))
+            )
+
+        return self._submit(begin)
+
+    def unpin_snapshot(self, session_id: str, snapshot_id: str, owner: str = "") -> SnapshotInfo:
+        """Let a snapshot be evicted again.
+
+        Raises:
+            UnknownSessionError, UnknownSnapshotError, SessionBusyError: refused.
+        """
+        return self.submit_unpin_snapshot(session_id, snapshot_id, owner).result()
+
+    def submit_unpin_snapshot(
+        self, session_id: str, snapshot_id: str, owner: str = ""
+    ) -> Future[SnapshotInfo]:
+        """As `unpin_snapshot`."""
+
+        def begin() -> Task[SnapshotInfo]:
+            entry = self._registry.acquire(session_id, owner)
+            return self._task(entry, once(lambda: entry.opened.unpin(snapshot_id)))
 
         return self._submit(begin)

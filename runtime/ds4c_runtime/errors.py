@@ -74,6 +74,20 @@ class UnknownSessionError(RuntimeFailure):
         self.session_id = session_id
 
 
+class UnknownSnapshotError(RuntimeFailure):
+    """The session retains no snapshot of that id."""
+
+    code = "NOT_FOUND"
+    reason = "SNAPSHOT_NOT_FOUND"
+
+    def __init__(self, snapshot_id: str) -> None:
+        super().__init__(
+            f"snapshot not found: expected one that the session retains, got {snapshot_id[:80]!r}; list them",
+            snapshot_id=snapshot_id,
+        )
+        self.snapshot_id = snapshot_id
+
+
 class SessionExistsError(RuntimeFailure):
     """The session id chosen by the caller is taken."""
 

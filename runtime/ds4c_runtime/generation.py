@@ -27,6 +27,7 @@ from ds4c_runtime.requests import (
 )
 from ds4c_runtime.sampler import Sampler, token_logprobs
 from ds4c_runtime.session import Session
+from ds4c_runtime.snapshot import SnapshotOrigin
 from ds4c_runtime.stops import Release, TokenText
 from ds4c_runtime.tokenizer import Tokenizer
 from ds4c_runtime.worker import Body
@@ -159,6 +160,8 @@ class GenerationRun:
         started = time.perf_counter()
         yield from self._prefill(session)
         self._clock.prefill = time.perf_counter() - started
+        if not self._is_temporary and self._request.tokens and session.position == self._input:
+            session.keep_snapshot(SnapshotOrigin.PROMPT_END)
         if session.position < self._input or handle.is_cancelled:
             return self._finished(session, FinishReason.CANCELLED)
         try:
@@ -168,6 +171,8 @@ class GenerationRun:
             raise
         if reason is not FinishReason.STOP_STRING:
             self._send(session, self._text.finish())
+        if not self._is_temporary:
+            session.keep_snapshot(SnapshotOrigin.TURN_END)
         return self._finished(session, reason, matched)
 
     def _reach_start(self, session: Session) -> Body[None]:
@@ -295,14 +300,8 @@ def rebuild_slices(session: Session, is_cancelled: Callable[[], bool] = lambda: 
 
 
 def rebuilt(report: RewindReport, session: Session, seconds: float) -> RewindReport:
-    """Report of a deferred rewind after its rebuild; unchanged if there was none or it was cut short."""
-    if report.kind is not RewindKind.DEFERRED or not session.state_valid:
-        return report
-    return report._replace(
-        kind=RewindKind.REBUILD,
-        replayed_tokens=report.to_position,
-        replay_seconds=seconds - report.restore_seconds,
-    )
+    """Report of a deferred rewind after its replay or rebuild; unchanged if that was cut short."""
+    return session.recovered(report, seconds) if report.kind is RewindKind.DEFERRED else report
 
 
 def stale_report(position: int) -> RewindReport:

@@ -15,6 +15,7 @@ from ds4c_runtime.manifest_checks import check_horizon, verifying
 from ds4c_runtime.session import Session
 from ds4c_runtime.state import StateStore
 from ds4c_runtime.step import Stepper
+from ds4c_runtime.transport import CopyMode
 
 
 @dataclass(frozen=True)
@@ -37,7 +38,14 @@ class LocalModel:
 
 
 def open_local(
-    folder: Path, *, sessions: int = 1, threads: int = 1, pages: int | None = None, check_rings: bool = True
+    folder: Path,
+    *,
+    sessions: int = 1,
+    threads: int = 1,
+    pages: int | None = None,
+    check_rings: bool = True,
+    snapshot_bytes: int | None = None,
+    copy_mode: CopyMode = CopyMode.DEVICE,
 ) -> LocalModel:
     """Verify and load an artifact.
 
@@ -46,6 +54,8 @@ def open_local(
         sessions: number of slots.
         threads: threads of the kernels.
         pages: pages of append rows; by default enough for all sessions at full context.
+        snapshot_bytes: for the snapshots of all sessions, by default what the rule of spacing keeps.
+        copy_mode: where snapshots are kept.
         check_rings: refuse rings too small for the horizon; a mutation test turns it off.
 
     Raises:
@@ -59,5 +69,5 @@ def open_local(
     with verifying(folder, manifest):
         device.load(folder, manifest, threads)
     count = sessions * manifest.limits.pages_per_session if pages is None else pages
-    store = StateStore(manifest, device, sessions, count)
+    store = StateStore(manifest, device, sessions, count, snapshot_bytes=snapshot_bytes, copy_mode=copy_mode)
     return LocalModel(manifest, device, store, Stepper(manifest, device, store))

@@ -20,7 +20,7 @@ from ds4c_runtime import strict
 from ds4c_runtime.errors import ArtifactError
 
 FORMAT = "ds4c-artifact"
-VERSION = 1
+VERSION = 2
 MANIFEST_NAME = "manifest.json"
 MAX_MANIFEST_BYTES = 64 << 20
 """A manifest lists tensors, it does not hold them; anything larger is refused before it is parsed."""
@@ -74,7 +74,10 @@ class FileEntry:
 
 @dataclass(frozen=True)
 class Limits:
-    """Largest step and session: rows and segments of one step, tokens per page, pages per session."""
+    """Largest step and session: rows and segments of one step, tokens per page, pages per session.
+
+    `max_marks` is how many snapshots one step, or one call of `snapshot` or `restore`, can serve.
+    """
 
     max_rows: int
     max_segments: int
@@ -82,6 +85,7 @@ class Limits:
     horizon: int
     page_tokens: int
     pages_per_session: int
+    max_marks: int
 
 
 @dataclass(frozen=True)
@@ -118,6 +122,7 @@ class Io:
     page_tables: IoField
     logit_rows: IoField
     fork_args: IoField
+    marks: IoField
     logits: IoField
 
 
@@ -126,7 +131,7 @@ class EntryPointInfo:
     """A function of `kernels.so`; its arguments are arenas, in this order."""
 
     name: str
-    arenas: tuple[Literal["io", "weights", "workspace", "states", "pages"], ...]
+    arenas: tuple[Literal["io", "weights", "workspace", "states", "pages", "snapshots"], ...]
 
 
 @dataclass(frozen=True)

@@ -169,7 +169,7 @@ def _check_files(manifest: Manifest) -> None:
 def _check_limits(manifest: Manifest) -> None:
     limits, model = manifest.limits, manifest.model
     at_least = {"max_rows": 1, "max_segments": 1, "max_logit_rows": 1, "horizon": 0, "page_tokens": 1}
-    for name, least in {**at_least, "pages_per_session": 1}.items():
+    for name, least in {**at_least, "pages_per_session": 1, "max_marks": 1}.items():
         _expect_between(f"limits.{name}", getattr(limits, name), least, 1 << 31)
     for name in ("vocab_size", "context", "layers"):
         _expect_between(f"model.{name}", getattr(model, name), 1, 1 << 31)
@@ -194,6 +194,7 @@ def _check_io(manifest: Manifest) -> None:
         "page_tables": ("int32", (limits.max_segments, limits.pages_per_session)),
         "logit_rows": ("int32", (ROWS_OFFSET + limits.max_logit_rows,)),
         "fork_args": ("int32", (16,)),
+        "marks": ("int32", (marks_layout(limits.max_marks, len(manifest.rings)).size,)),
         "logits": ("float32", (limits.max_logit_rows, manifest.model.vocab_size)),
     }
     ranges: list[tuple[int, int, str]] = []
@@ -211,7 +212,11 @@ def _check_entry_points(manifest: Manifest) -> None:
     signatures = {e.name: e.arenas for e in manifest.entry_points}
     if len(signatures) != len(manifest.entry_points):
         raise ArtifactError("entry points rejected: expected each name once, got one twice")
-    wanted: dict[str, tuple[str, ...]] = {"step": ("io", "weights", "workspace", "states", "pages")}
+    wanted: dict[str, tuple[str, ...]] = {
+        "step": ("io", "weights", "workspace", "states", "pages", "snapshots"),
+        "snapshot": ("io", "states", "snapshots"),
+        "restore": ("io", "states", "snapshots"),
+    }
     if manifest.capabilities.fork:
         wanted["fork"] = ("io", "states")
     for name, arenas in wanted.items():
@@ -304,3 +309,25 @@ class BlockOffsets:
 def block_layout(max_rows: int, max_segments: int) -> BlockOffsets:
     """Layout of the `block` buffer of the io arena."""
     return BlockOffsets([max_rows, max_rows, max_segments + 1, max_segments])
+
+
+class MarksOffsets:
+    """Where the numbers of snapshots stand in the `marks` buffer (int32).
+
+    `[0]` count, then `owners [max_marks]` (segment of a step; slot outside of one), `positions [max_marks]`,
+    and for each ring `offsets(ring) [max_marks]`: places in the arena of snapshots, in units of 64 bytes.
+    """
+
+    def __init__(self, max_marks: int, rings: int) -> None:
+        self.stride = (max_marks + 15) // 16 * 16
+        self.owners, self.positions = 16, 16 + self.stride
+        self.size = self.offsets(rings)
+
+    def offsets(self, ring: int) -> int:
+        """Index of the place of the first mark's rows of a ring."""
+        return self.positions + self.stride * (1 + ring)
+
+
+def marks_layout(max_marks: int, rings: int) -> MarksOffsets:
+    """Layout of the `marks` buffer of the io arena."""
+    return MarksOffsets(max_marks, rings)

@@ -45,7 +45,8 @@ class RebuildReason(Enum):
 class RewindPlan:
     """What a rewind would cost. Positions and counts in tokens, time in seconds.
 
-    `estimated_seconds` is `replay_tokens` at the prefill rate measured so far.
+    `estimated_seconds` is `replay_tokens` at the prefill rate measured so far, and the time to put the
+    snapshot back; `snapshot_id` is empty if none is used.
     """
 
     kind: RewindKind
@@ -54,6 +55,7 @@ class RewindPlan:
     base_position: int
     replay_tokens: int
     estimated_seconds: float
+    snapshot_id: str = ""
 
 
 class RewindReport(NamedTuple):
@@ -75,3 +77,4 @@ class RewindReport(NamedTuple):
     replayed_tokens: int
     restore_seconds: float
     replay_seconds: float
+    snapshot_id: str = ""

@@ -237,6 +237,8 @@ class LoadInfo:
     state_bytes_used: int
     state_bytes_budget: int
     is_draining: bool
+    snapshot_bytes_used: int = 0
+    snapshot_bytes_budget: int = 0
 
 
 def _invalid(name: str, expected: str, got: object) -> InvalidRequestError:

@@ -8,18 +8,24 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 
 import numpy as np
 
 from ds4c_runtime.errors import (
+    BackendFailedError,
     InvalidRequestError,
+    MemoryBudgetError,
     NotInArtifactError,
     PositionOutOfRangeError,
     RewindTooDearError,
     StateInvalidError,
+    UnknownSnapshotError,
 )
 from ds4c_runtime.guards import check_capacity, check_chunk, check_length, check_tokens
 from ds4c_runtime.reports import RebuildReason, RewindCause, RewindKind, RewindPlan, RewindReport
+from ds4c_runtime.snapshot import SnapshotInfo, SnapshotOrigin
+from ds4c_runtime.snapshot_ring import Entry
 from ds4c_runtime.state import StateStore
 from ds4c_runtime.step import Logits, Stepper
 from ds4c_runtime.timeline import Timeline, run
@@ -47,7 +53,6 @@ class Session:
         """
         self.session_id = session_id
         self.capacity = check_capacity(capacity, executor.manifest.model.context)
-        self.epoch = 0
         self.last_rewind: RewindReport | None = None
         self.logits_replayed = 0
         self._executor = executor
@@ -58,6 +63,11 @@ class Session:
     def position(self) -> int:
         """Number of tokens in the history."""
         return self._line.position
+
+    @property
+    def epoch(self) -> int:
+        """How often the session was rewound; tells handles of before from those of now."""
+        return self._line.epoch
 
     @property
     def high_water(self) -> int:
@@ -96,9 +106,10 @@ class Session:
 
     @property
     def state_bytes(self) -> int:
-        """Bytes of slot and pages; pages shared with a fork count in both."""
+        """Bytes of slot, pages and snapshots; what is shared with a fork counts in both."""
         arenas = self._executor.manifest.arenas
-        return arenas.state_slot + len(self._line.lease.pages) * arenas.page
+        pages = len(self._line.lease.pages) * arenas.page
+        return arenas.state_slot + pages + self._line.ring.bytes
 
     @property
     def timeline(self) -> Timeline:
@@ -176,6 +187,148 @@ class Session:
                 )
         return self._line.saved_logits()
 
+    def snapshots(self) -> list[SnapshotInfo]:
+        """Retained snapshots, by position; also those of branches that were left."""
+        return [entry.info() for entry in self._line.ring.entries]
+
+    def take_snapshot(
+        self, origin: SnapshotOrigin = SnapshotOrigin.CLIENT, label: str = ""
+    ) -> SnapshotInfo | None:
+        """Take a snapshot at the current position, or find the one that is there.
+
+        `None` at position 0, or if there is no room for it.
+
+        Raises:
+            StateInvalidError: the state is invalid.
+            BackendFailedError: the device failed.
+        """
+        self.logits()
+        entry = self._line.take_snapshot(origin)
+        if entry is None:
+            return None
+        entry.label = label or entry.label
+        return entry.info()
+
+    def keep_snapshot(self, origin: SnapshotOrigin) -> None:
+        """Take a snapshot if the state is valid and its logits are held; costs no step.
+
+        A snapshot is a cache: one that the device cannot take is not missed before it is needed.
+        """
+        if self.state_valid:
+            with suppress(BackendFailedError):
+                self._line.take_snapshot(origin)
+
+    def pin(
+        self, snapshot_id: str | None = None, *, position: int | None = None, label: str = ""
+    ) -> SnapshotInfo:
+        """Keep a snapshot until it is unpinned: one by id, or the one at a position of the history.
+
+        Where none is, one is taken if that is the current position, else the session goes there and back.
+
+        Raises:
+            UnknownSnapshotError: none of that id.
+            InvalidRequestError: not exactly one of `snapshot_id` and `position`, or position 0.
+            PositionOutOfRangeError: `position` is not in `[1, position of the session]`.
+            StateInvalidError: none is there and the state is invalid.
+            MemoryBudgetError: no room for one.
+            BackendFailedError: the device failed.
+        """
+        if (snapshot_id is None) == (position is None):
+            raise InvalidRequestError(
+                "pin refused: expected one of snapshot_id and position, got both or none", field="target"
+            )
+        if snapshot_id is not None:
+            entry = self._entry(snapshot_id)
+        else:
+            assert position is not None
+            entry = self._entry_at(position)
+        entry.is_pinned, entry.label = True, label or entry.label
+        return entry.info()
+
+    def _entry_at(self, position: int) -> Entry:
+        if not 1 <= position <= self.position:
+            raise PositionOutOfRangeError("pin", position, self.position)
+        line = self._line
+        entry = line.ring.at(position)
+        if entry is None:
+            self.require_valid()
+            entry = self._take_below(position) if position < self.position else self._take_here()
+        if entry is None:
+            raise MemoryBudgetError(
+                f"snapshot not pinned: expected room for {line.store.snapshots.layout.parts(position).total} "
+                "bytes, got none that may be evicted; unpin snapshots or grant more memory"
+            )
+        return entry
+
+    def _take_here(self) -> Entry | None:
+        self.logits()
+        return self._line.take_snapshot(SnapshotOrigin.CLIENT)
+
+    def _take_below(self, position: int) -> Entry | None:
+        """Let a fork go to the position and take the snapshot there; this session does not move."""
+        child, _ = self.fork(position, session_id=f"{self.session_id}.pin")
+        try:
+            child.logits()
+            entry = child.timeline.take_snapshot(SnapshotOrigin.CLIENT)
+            if entry is not None:
+                return self._line.store.snapshots.give(entry, self._line.ring)
+            return None
+        finally:
+            child.close()
+
+    def unpin(self, snapshot_id: str) -> SnapshotInfo:
+        """Let a snapshot be given up again.
+
+        Raises:
+            UnknownSnapshotError: none of that id.
+        """
+        entry = self._entry(snapshot_id)
+        entry.is_pinned = False
+        return entry.info()
+
+    def _entry(self, snapshot_id: str) -> Entry:
+        entry = self._line.ring.find(snapshot_id)
+        if entry is None:
+            raise UnknownSnapshotError(snapshot_id)
+        return entry
+
+    def plan_rewind_to_snapshot(self, snapshot_id: str) -> RewindPlan:
+        """Say what `rewind_to_snapshot` would do; changes nothing.
+
+        Raises:
+            UnknownSnapshotError: none of that id.
+        """
+        entry = self._entry(snapshot_id)
+        if entry in self._line.ring.branch:
+            return self._line.plan(entry.position)
+        return self._line.plan_from(entry, entry.position)
+
+    def rewind_to_snapshot(
+        self, snapshot_id: str, *, cause: RewindCause = RewindCause.CLIENT
+    ) -> RewindReport:
+        """Go to a snapshot: back on this branch, or to another one that was left, also forwards.
+
+        Raises:
+            UnknownSnapshotError: none of that id; nothing has changed.
+            BackendFailedError: the device failed; the history is that of the snapshot, the state is invalid.
+        """
+        started = time.perf_counter()
+        self._require_open()
+        entry, line, source = self._entry(snapshot_id), self._line, self.position
+        if entry in line.ring.branch:
+            return self.rewind(entry.position, cause=cause)
+        line.replace_history(entry.snapshot)
+        line.epoch += 1
+        to = entry.position
+        self.last_rewind = RewindReport(
+            RewindKind.DEFERRED, cause, RebuildReason.NOT_REBUILT, source, to, to, 0, 0.0, 0.0, snapshot_id
+        )
+        line.restore(entry.snapshot)
+        self.last_rewind = self.last_rewind._replace(
+            kind=RewindKind.SNAPSHOT, restore_seconds=time.perf_counter() - started
+        )
+        return self.last_rewind
+
     def plan_rewind(self, to: int) -> RewindPlan:
         """Say what `rewind(to)` would do; changes nothing.
 
@@ -201,8 +354,8 @@ class Session:
         plan = self.plan_rewind(to)
         if max_replay_tokens is not None and plan.replay_tokens > max_replay_tokens:
             raise RewindTooDearError(plan.replay_tokens, plan.base_position, max_replay_tokens)
-        if plan.kind is RewindKind.REBUILD:
-            self._line.store.check_room(self._line.lease, 0, to, fresh=True)
+        if plan.replay_tokens:
+            self._line.store.check_room(self._line.lease, plan.base_position, to, fresh=True)
         return plan
 
     def rewind(
@@ -215,12 +368,15 @@ class Session:
     ) -> RewindReport:
         """Move back to an earlier position.
 
+        In place within the horizon; else from the nearest snapshot below, replaying the tokens after it; else
+        by a rebuild from position 0.
+
         Args:
             to: target, in tokens.
             max_replay_tokens: refuse if more tokens would have to be run.
             cause: for the report.
-            defer: instead of rebuilding now, only shorten the history (`DEFERRED`), which is never
-                refused for cost; `rebuild_chunk`, `rebuild` or the next `prefill` brings the state back.
+            defer: instead of replaying or rebuilding now, only shorten the history (`DEFERRED`), which is
+                never refused for cost; `rebuild_chunk`, `rebuild` or `prefill` brings the state back.
 
         Raises:
             PositionOutOfRangeError, RewindTooDearError, MemoryBudgetError: refused, nothing has changed.
@@ -230,39 +386,68 @@ class Session:
         started = time.perf_counter()
         line = self._line
         position = len(line.history)
-        kind = line.kind(to, position) if 0 <= to <= position else RewindKind.REBUILD
-        if kind is RewindKind.REBUILD or not self._is_open:
-            return self._rewind_by_rebuild(to, cause, max_replay_tokens, defer)
+        kind = line.near(to, position) if 0 <= to <= position else None
+        if kind is None or not self._is_open:
+            return self._rewind_far(to, cause, max_replay_tokens, defer)
         # No plan is made and nothing is built twice here: this path is a hundredth of a decode step.
         if kind is RewindKind.IN_PLACE:
             line.shorten(to, keep_state=True)
-            self.epoch += 1
+            line.epoch += 1
         seconds = time.perf_counter() - started
         report = RewindReport(kind, cause, RebuildReason.NOT_REBUILT, position, to, to, 0, seconds, 0.0)
         self.last_rewind = report
         return report
 
-    def _rewind_by_rebuild(
+    def _rewind_far(
         self, to: int, cause: RewindCause, max_replay_tokens: int | None, defer: bool
     ) -> RewindReport:
+        """By a snapshot, a snapshot and a replay, or a rebuild."""
         started = time.perf_counter()
         self._require_open()
         plan = self.plan_rewind(to) if defer else self.check_rewind(to, max_replay_tokens)
-        kind = RewindKind.DEFERRED if defer and to else RewindKind.REBUILD
         source = self.position
         self._line.shorten(to, keep_state=False)
-        self.epoch += 1
+        self._line.epoch += 1
         seconds = time.perf_counter() - started
+        is_later = defer and plan.replay_tokens > 0
         report = RewindReport(
-            kind, cause, plan.rebuild_reason, source, to, plan.base_position, 0, seconds, 0.0
-        )
+            RewindKind.DEFERRED if is_later else plan.kind,
+            cause, plan.rebuild_reason, source, to, plan.base_position, 0, seconds, 0.0, plan.snapshot_id,
+        )  # fmt: skip
         self.last_rewind = report
-        if not defer:
+        if not is_later:
             self.rebuild()
-            replay_seconds = time.perf_counter() - started - seconds
-            report = report._replace(replayed_tokens=to, replay_seconds=replay_seconds)
+            report = self.recovered(report, time.perf_counter() - started)
             self.last_rewind = report
         return report
+
+    def recovered(self, report: RewindReport, seconds: float) -> RewindReport:
+        """What a rewind has become whose state is valid now; `seconds` since it began.
+
+        A report of something else, or of a state that is still invalid, is returned as it is.
+        """
+        recovery = self._line.recovery
+        if recovery is None or not self.state_valid:
+            return report
+        base, to = recovery.base_position, report.to_position
+        kind, reason = (
+            RewindKind.SNAPSHOT_REPLAY if to > base else RewindKind.SNAPSHOT,
+            RebuildReason.NOT_REBUILT,
+        )
+        if not recovery.snapshot_id:
+            kind, reason = RewindKind.REBUILD, report.rebuild_reason
+            if reason is RebuildReason.NOT_REBUILT:  # the snapshot of the plan was not usable
+                reason = self._line.rebuild_reason()
+        restore = report.restore_seconds + recovery.restore_seconds
+        return report._replace(
+            kind=kind,
+            rebuild_reason=reason,
+            base_position=base,
+            replayed_tokens=to - base,
+            restore_seconds=restore,
+            replay_seconds=max(0.0, seconds - restore),
+            snapshot_id=recovery.snapshot_id,
+        )
 
     def rebuild(self) -> None:
         """Run chunks until the state is valid; does nothing if it is.
@@ -290,7 +475,8 @@ class Session:
         """Open a session with the first `at` tokens of this one, which does not change.
 
         Pages are shared and ring rows copied if a rewind to `at` would be in place; otherwise the new
-        session is rebuilt from the history.
+        session starts from a snapshot of this one, or is rebuilt from the history. It holds the snapshots of
+        this one up to `at` too.
 
         Args:
             at: position, by default the current one.
@@ -327,25 +513,29 @@ class Session:
         started = time.perf_counter()
         line = child.timeline
         line.history.extend(self._line.history.slice(0, at))
-        if self.can_rewind(at):
+        line.store.snapshots.share(self._line.ring, line.ring, at)
+        plan = self._line.plan(at)
+        is_copy = plan.kind in (RewindKind.NONE, RewindKind.IN_PLACE)
+        if is_copy:
             line.adopt(self._line, at)
-            kind, reason, base = RewindKind.IN_PLACE, RebuildReason.NOT_REBUILT, at
         else:
-            kind, reason, base = RewindKind.REBUILD, self.plan_rewind(at).rebuild_reason, 0
-            line.store.check_room(line.lease, 0, at)
-        copied = time.perf_counter()
-        if kind is RewindKind.REBUILD and defer and at:
-            kind = RewindKind.DEFERRED
-        if kind is RewindKind.REBUILD:
-            child.rebuild()
-        replayed = at if kind is RewindKind.REBUILD else 0
-        times = (copied - started, time.perf_counter() - copied)
-        return RewindReport(kind, RewindCause.BRANCH, reason, self.position, at, base, replayed, *times)
+            line.store.check_room(line.lease, plan.base_position, at)
+        is_later = defer and plan.replay_tokens > 0
+        kind = RewindKind.IN_PLACE if is_copy else RewindKind.DEFERRED if is_later else plan.kind
+        seconds = time.perf_counter() - started
+        report = RewindReport(
+            kind, RewindCause.BRANCH, plan.rebuild_reason, self.position, at, plan.base_position, 0, seconds,
+            0.0, plan.snapshot_id,
+        )  # fmt: skip
+        if is_copy or is_later:
+            return report
+        child.rebuild()
+        return child.recovered(report, time.perf_counter() - started)
 
     def close(self) -> None:
         """Give back slot and pages; the session can do nothing more. Closing twice is allowed."""
         if self._is_open:
-            self._line.store.close(self._line.lease)
+            self._line.close()
             self._is_open = False
 
     def require_valid(self) -> None:
@@ -408,4 +598,5 @@ def step_sessions(executor: Stepper, work: Sequence[tuple[Session, Sequence[int]
         line = session.timeline
         line.history.extend(tokens)
         line.evaluated = line.position
+        line.keep_marked()
     return results

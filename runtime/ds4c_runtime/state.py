@@ -7,7 +7,7 @@ Knows offsets and counts from the manifest, no session rules (`session.py`) and 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -15,6 +15,8 @@ from numpy.typing import NDArray
 from ds4c_runtime.device.base import Arena, Device
 from ds4c_runtime.errors import MemoryBudgetError, SessionLimitError
 from ds4c_runtime.manifest import AppendState, Manifest, RingState, numpy_dtype
+from ds4c_runtime.snapshot_pool import SnapshotPool, default_session_bytes
+from ds4c_runtime.transport import CopyMode
 
 Rows = NDArray[np.generic]
 DEAD_BYTE = 0xFF
@@ -32,7 +34,16 @@ class Lease:
 class StateStore:
     """Slots and pages of one device."""
 
-    def __init__(self, manifest: Manifest, device: Device, max_sessions: int, page_count: int) -> None:
+    def __init__(
+        self,
+        manifest: Manifest,
+        device: Device,
+        max_sessions: int,
+        page_count: int,
+        *,
+        snapshot_bytes: int | None = None,
+        copy_mode: CopyMode = CopyMode.DEVICE,
+    ) -> None:
         """Allocate the arenas.
 
         Args:
@@ -40,6 +51,8 @@ class StateStore:
             device: where the arenas are.
             max_sessions: number of slots.
             page_count: number of pages, shared by all sessions.
+            snapshot_bytes: for the snapshots of all sessions; `None` for what the rule of spacing keeps.
+            copy_mode: where snapshots are kept.
         """
         self.manifest = manifest
         self.max_sessions = max_sessions
@@ -52,6 +65,15 @@ class StateStore:
         self._page_tokens = manifest.limits.page_tokens
         self._counts = [0] * page_count
         self._leases: list[Lease] = []
+        of_session = default_session_bytes(manifest)
+        self.snapshots = SnapshotPool(
+            manifest,
+            device,
+            budget=max_sessions * of_session if snapshot_bytes is None else snapshot_bytes,
+            session_bytes=of_session,
+            mode=copy_mode,
+            release_pages=self._release,
+        )
 
     @property
     def free_pages(self) -> int:
@@ -65,7 +87,7 @@ class StateStore:
 
     @property
     def bytes_used(self) -> int:
-        """Bytes of slots and pages in use; a shared page counts once."""
+        """Bytes of slots and pages in use; a shared page counts once. Snapshots are counted by their pool."""
         used = self.page_count - self.free_pages
         return self.sessions * self.manifest.arenas.state_slot + used * self.manifest.arenas.page
 
@@ -101,20 +123,35 @@ class StateStore:
     def share(self, source: Lease, target: Lease, tokens: int) -> None:
         """Let `target`, which has no pages, hold the pages of the first `tokens` tokens of `source` too."""
         assert not target.pages
-        target.pages = source.pages[: self._pages_for(tokens)]
-        for page in target.pages:
+        target.pages = self.hold(source, tokens)
+
+    def hold(self, source: Lease, tokens: int) -> list[int]:
+        """One more reference to each page of the first `tokens` tokens of a session."""
+        pages = source.pages[: self._pages_for(tokens)]
+        for page in pages:
             self._counts[page] += 1
+        return pages
+
+    def attach(self, lease: Lease, pages: Sequence[int]) -> None:
+        """Replace all pages of a session by those that a snapshot holds."""
+        for page in pages:
+            self._counts[page] += 1
+        self.release_from(lease, 0)
+        lease.pages = list(pages)
 
     def release_from(self, lease: Lease, tokens: int) -> None:
         """Give back the pages that hold no token below `tokens`."""
         keep = self._pages_for(tokens)
         if keep >= len(lease.pages):
             return
-        for page in lease.pages[keep:]:
+        self._release(lease.pages[keep:])
+        del lease.pages[keep:]
+
+    def _release(self, pages: Sequence[int]) -> None:
+        for page in pages:
             self._counts[page] -= 1
             if self._counts[page] == 0:
                 heapq.heappush(self._free_pages, page)
-        del lease.pages[keep:]
 
     def check_room(self, lease: Lease, start: int, end: int, *, fresh: bool = False) -> None:
         """Refuse if tokens `[start, end)` cannot be written; does not change anything.
@@ -128,12 +165,11 @@ class StateStore:
         Raises:
             MemoryBudgetError: there are not enough free pages.
         """
-        if fresh:
-            available = self.free_pages + sum(self._counts[p] == 1 for p in lease.pages)
-            needed = self._pages_for(end)
-        else:
-            available = self.free_pages
-            needed = len(self._to_copy(lease, start, end)) + max(0, self._pages_for(end) - len(lease.pages))
+        needed, available = self._pages_needed(lease, start, end, fresh)
+        if needed > available:
+            needed, available = self._pages_needed(
+                lease, start, end, fresh, without=self._evictable_holders()
+            )
         if needed > available:
             raise MemoryBudgetError(
                 f"state not extended: expected {needed} free pages of {self.manifest.limits.page_tokens} "
@@ -147,6 +183,7 @@ class StateStore:
             MemoryBudgetError: as `check_room`; nothing has changed then.
         """
         self.check_room(lease, start, end)
+        self._reclaim(lease, start, end)
         size = self.manifest.arenas.page
         for index in self._to_copy(lease, start, end):
             shared, own = lease.pages[index], self._take_page()
@@ -202,8 +239,56 @@ class StateStore:
             assert len(set(lease.pages)) == len(lease.pages), "a page twice in one table"
             for page in lease.pages:
                 counts[page] += 1
+        for page, count in self.snapshots.page_references().items():
+            counts[page] += count
+        self.snapshots.check_integrity()
         assert counts == self._counts, "page counts differ from the tables"
         assert sorted(self._free_pages) == [p for p, n in enumerate(counts) if n == 0], "free pages wrong"
+
+    def _pages_needed(
+        self, lease: Lease, start: int, end: int, fresh: bool, without: Mapping[int, int] | None = None
+    ) -> tuple[int, int]:
+        """Pages needed to write tokens `[start, end)`, and pages free.
+
+        `without` counts references to pages that could be given up.
+        """
+        given_up = without or {}
+        count = {p: self._counts[p] - given_up.get(p, 0) for p in {*given_up, *lease.pages}}
+        free = self.free_pages + sum(count[p] == 0 for p in given_up)
+        if fresh:
+            return self._pages_for(end), free + sum(count[p] == 1 for p in lease.pages)
+        copies = sum(count[lease.pages[i]] > 1 for i in self._to_copy(lease, start, end))
+        return copies + max(0, self._pages_for(end) - len(lease.pages)), free
+
+    def _evictable_holders(self) -> dict[int, int]:
+        """How many snapshots that nobody has pinned hold each page."""
+        found: dict[int, int] = {}
+        for snapshot in {id(e.snapshot): e.snapshot for _, e in self.snapshots.evictable()}.values():
+            for page in snapshot.pages:
+                found[page] = found.get(page, 0) + 1
+        return found
+
+    def _reclaim(self, lease: Lease, start: int, end: int) -> None:
+        """Give up snapshots, those of branches that were left first, until there are pages to write to."""
+        while True:
+            needed, free = self._pages_needed(lease, start, end, fresh=False)
+            if needed <= free:
+                return
+            wanted = {lease.pages[i] for i in self._to_copy(lease, start, end)}
+            candidates = [
+                (
+                    not (wanted | self._single()) & set(e.snapshot.pages),
+                    e not in r.left,
+                    e.snapshot.create_time,
+                    e,
+                )
+                for r, e in self.snapshots.evictable()
+            ]
+            self.snapshots.evict(min(candidates, key=lambda c: c[:3])[3].snapshot)
+
+    def _single(self) -> set[int]:
+        """Pages with one reference."""
+        return {page for page, count in enumerate(self._counts) if count == 1}
 
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self._page_tokens)

@@ -16,7 +16,9 @@ from numpy.typing import NDArray
 from ds4c_runtime.device.base import Arena, Device
 from ds4c_runtime.errors import BackendFailedError, InvalidRequestError
 from ds4c_runtime.manifest import IoField, Limits, Manifest
-from ds4c_runtime.manifest_checks import ROWS_OFFSET, block_layout
+from ds4c_runtime.manifest_checks import ROWS_OFFSET, block_layout, marks_layout
+from ds4c_runtime.snapshot import UNIT_BYTES
+from ds4c_runtime.snapshot_pool import Reserved
 from ds4c_runtime.state import StateStore
 
 Logits = NDArray[np.float32]
@@ -34,6 +36,8 @@ class Segment:
         tokens: tokens to evaluate, at least one.
         pages: page table.
         wanted: number of last rows whose logits are returned.
+        marks: room for snapshots at positions in `(position, position + len(tokens)]`, ascending; the row
+            before each gives logits too.
     """
 
     slot: int
@@ -41,14 +45,22 @@ class Segment:
     tokens: Sequence[int]
     pages: Sequence[int]
     wanted: int
+    marks: Sequence[Reserved] = ()
+
+    def logit_rows(self) -> list[int]:
+        """Rows of the segment that give logits, ascending: those before marks, then the last `wanted`."""
+        last = len(self.tokens) - self.wanted
+        early = [m.position - 1 - self.position for m in self.marks]
+        return [row for row in early if row < last] + list(range(last, len(self.tokens)))
 
 
 class Rates:
-    """Running means of measured speed: seconds per token of a chunk and per one-row step."""
+    """Running means of measured speed: seconds per token of a chunk, per one-row step, per restored byte."""
 
     def __init__(self) -> None:
         self._chunk: float | None = None
         self._step: float | None = None
+        self._restore: float | None = None
 
     def record(self, rows: int, seconds: float) -> None:
         """Take in a step of `rows` rows."""
@@ -56,6 +68,14 @@ class Rates:
             self._step = _mixed(self._step, seconds)
         else:
             self._chunk = _mixed(self._chunk, seconds / rows)
+
+    def record_restore(self, size: int, seconds: float) -> None:
+        """Take in a snapshot of `size` bytes that was put back."""
+        self._restore = _mixed(self._restore, seconds / size)
+
+    def estimate_restore(self, size: int) -> float:
+        """Seconds to put a snapshot of `size` bytes back; 0.0 as long as nothing was measured."""
+        return size * (self._restore or 0.0)
 
     def estimate(self, tokens: int) -> float:
         """Seconds to evaluate known tokens; 0.0 for none or as long as nothing was measured."""
@@ -73,6 +93,9 @@ class StepIo:
         self.page_tables = _ints(arena, io.page_tables)
         self.logit_rows = _ints(arena, io.logit_rows)
         self.fork_args = _ints(arena, io.fork_args)
+        self._marks = _ints(arena, io.marks)
+        self._rings = len(manifest.rings)
+        self._marks_at = marks_layout(limits.max_marks, self._rings)
         self.logits = cast(Logits, _field(arena, io.logits, np.dtype(np.float32)))
         self._block = _ints(arena, io.block)
         self._at = block_layout(limits.max_rows, limits.max_segments)
@@ -94,10 +117,26 @@ class StepIo:
             row += count
             block[at.segment_starts + index + 1] = row
             start = ROWS_OFFSET + wanted
-            self.logit_rows[start : start + segment.wanted] = np.arange(row - segment.wanted, row)
-            wanted += segment.wanted
+            if not segment.marks:
+                self.logit_rows[start : start + segment.wanted] = np.arange(row - segment.wanted, row)
+                wanted += segment.wanted
+                continue
+            rows = segment.logit_rows()
+            self.logit_rows[start : start + len(rows)] = np.array(rows) + (row - count)
+            wanted += len(rows)
         block[0], block[1] = row, len(segments)
         self.logit_rows[0] = wanted
+        self.fill_marks([(index, mark) for index, s in enumerate(segments) for mark in s.marks])
+
+    def fill_marks(self, marks: Sequence[tuple[int, Reserved]]) -> None:
+        """Write the owners (segments or slots), positions and places of snapshots."""
+        at, numbers = self._marks_at, self._marks
+        numbers[0] = len(marks)
+        for index, (owner, mark) in enumerate(marks):
+            numbers[at.owners + index] = owner
+            numbers[at.positions + index] = mark.position
+            first = at.offsets(0) + index
+            numbers[first : first + self._rings * at.stride : at.stride] = mark.places // UNIT_BYTES
 
 
 class Stepper:
@@ -134,7 +173,7 @@ class Stepper:
                 )
 
     def run(self, segments: Sequence[Segment]) -> list[Logits]:
-        """Evaluate rows and return logits, one array `[wanted, V]` per segment.
+        """Evaluate rows and return logits, one array `[n, V]` per segment: of its `logit_rows`.
 
         Pages of the written range are the caller's own (`StateStore.make_writable`).
 
@@ -142,13 +181,20 @@ class Stepper:
             BackendFailedError: the device failed; the states of all segments are unknown.
         """
         rows = sum(len(s.tokens) for s in segments)
-        counts = [s.wanted for s in segments]
+        counts = [len(s.logit_rows()) if s.marks else s.wanted for s in segments]
         self.check(rows, len(segments), sum(counts))
         self._io.fill(segments)
         started = time.perf_counter()
         self._call(
             "step",
-            [self._io.arena, self._device.weights, self._workspace, self._store.states, self._store.pages],
+            [
+                self._io.arena,
+                self._device.weights,
+                self._workspace,
+                self._store.states,
+                self._store.pages,
+                self._store.snapshots.arena,
+            ],
         )
         self.rates.record(rows, time.perf_counter() - started)
         logits = self._io.logits[: sum(counts)].copy()
@@ -163,6 +209,24 @@ class Stepper:
         """
         self._io.fork_args[:4] = (source_slot, target_slot, first, at)
         self._call("fork", [self._io.arena, self._store.states])
+
+    def snapshot(self, slot: int, mark: Reserved) -> None:
+        """Copy the live rows of a slot at a position to the arena of snapshots.
+
+        Raises:
+            BackendFailedError: the device failed; the slot is as before.
+        """
+        self._io.fill_marks([(slot, mark)])
+        self._call("snapshot", [self._io.arena, self._store.states, self._store.snapshots.arena])
+
+    def restore(self, slot: int, mark: Reserved) -> None:
+        """Put rows from the arena of snapshots back to a slot; its other rows are undefined from then on.
+
+        Raises:
+            BackendFailedError: the device failed; the slot is unknown.
+        """
+        self._io.fill_marks([(slot, mark)])
+        self._call("restore", [self._io.arena, self._store.states, self._store.snapshots.arena])
 
     def _call(self, entry: str, arenas: Sequence[Arena]) -> None:
         try:

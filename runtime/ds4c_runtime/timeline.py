@@ -3,23 +3,38 @@
 Does what `session.py` has checked and decided; raises only what the device or the page pool raise.
 
 `evaluated` tokens of the history are in the state (all of them when it is valid). `high_water` is one
-past the highest ring row written since the slot was last filled from position 0. `floor` is the
-lowest position that a fork brought along. Rows that positions from `oldest_target - 1` on may read
-have not been overwritten: `high_water - horizon` tokens back and the token before, whose logits a
-rewind may need, is what the ring capacities are planned for.
+past the highest ring row written since the slot was last filled from position 0 or a snapshot. `floor` is
+the lowest position that a fork or a snapshot brought along. Rows that positions from `oldest_target - 1` on
+may read have not been overwritten: `high_water - horizon` tokens back and the token before, whose logits a
+rewind may need, is what the ring capacities are planned for. At the floor itself the row before may be
+missing; the logits there came with the rows.
 """
 
 from __future__ import annotations
 
+import time
 from collections.abc import Sequence
+from dataclasses import dataclass
 
 import numpy as np
 
 from ds4c_runtime.errors import BackendFailedError, MemoryBudgetError
 from ds4c_runtime.history import History
 from ds4c_runtime.reports import RebuildReason, RewindKind, RewindPlan
+from ds4c_runtime.snapshot import Snapshot, SnapshotOrigin
+from ds4c_runtime.snapshot_pool import Reserved
+from ds4c_runtime.snapshot_ring import Entry
 from ds4c_runtime.state import StateStore
 from ds4c_runtime.step import Logits, Segment, Stepper
+
+
+@dataclass(frozen=True)
+class Recovery:
+    """How an invalid state is being made valid again: from which base, and the time to put that back."""
+
+    base_position: int
+    snapshot_id: str
+    restore_seconds: float
 
 
 class Timeline:
@@ -34,10 +49,17 @@ class Timeline:
         self.evaluated = 0
         self.high_water = 0
         self.floor = 0
+        self.epoch = 0
+        self.recovery: Recovery | None = None
+        self.integrity_failed = False
+        """A snapshot was not that of its history and has been given up."""
         self._horizon, self._page_tokens = executor.limits.horizon, executor.limits.page_tokens
         self.lease = store.open()
+        self.ring = store.snapshots.open()
         self._saved_from = 0
         self._saved: Logits = np.zeros((0, executor.manifest.model.vocab_size), np.float32)
+        self._floor_logits: Logits | None = None
+        self._marked: list[tuple[Reserved, Logits]] = []
 
     @property
     def position(self) -> int:
@@ -54,27 +76,54 @@ class Timeline:
         """Lowest position a rewind reaches in place, if the state is valid."""
         return max(self.floor, self.high_water - self._horizon)
 
-    def kind(self, to: int, position: int) -> RewindKind:
-        """How a rewind to `to` in `[0, position]` is done: the one predicate of all rewinds and forks."""
+    @property
+    def oldest_step(self) -> int:
+        """Lowest position from which a step may still run: one below, for logits that are not held."""
+        oldest = self.oldest_target
+        held = oldest == self.floor and self._floor_logits is not None
+        return oldest if held else max(0, oldest - 1)
+
+    def near(self, to: int, position: int) -> RewindKind | None:
+        """How a rewind to `to` in `[0, position]` is done without a copy; `None` if it is not."""
         if self.evaluated != position:
-            return RewindKind.REBUILD
+            return None
         if to == position:
             return RewindKind.NONE
-        in_place = to >= self.floor and to >= self.high_water - self._horizon
-        return RewindKind.IN_PLACE if in_place else RewindKind.REBUILD
+        return RewindKind.IN_PLACE if to >= self.floor and to >= self.high_water - self._horizon else None
 
     def plan(self, to: int) -> RewindPlan:
-        """What a rewind to `to` in `[0, position]` costs."""
-        kind = self.kind(to, self.position)
-        if kind is not RewindKind.REBUILD:
+        """What a rewind to `to` in `[0, position]` costs: the one predicate of all rewinds and forks."""
+        kind = self.near(to, self.position)
+        if kind is not None:
             return RewindPlan(kind, RebuildReason.NOT_REBUILT, to, to, 0, 0.0)
-        reason = RebuildReason.NO_SNAPSHOT if self.is_valid else RebuildReason.SNAPSHOT_INVALIDATED
-        return RewindPlan(kind, reason, to, 0, to, self.executor.rates.estimate(to))
+        return self.plan_from(self.ring.base(to), to)
+
+    def plan_from(self, entry: Entry | None, to: int) -> RewindPlan:
+        """What it costs to get to `to` from a snapshot at or below it, or from nothing."""
+        rates = self.executor.rates
+        if entry is None:
+            return RewindPlan(RewindKind.REBUILD, self.rebuild_reason(), to, 0, to, rates.estimate(to))
+        base, replayed = entry.position, to - entry.position
+        kind = RewindKind.SNAPSHOT_REPLAY if replayed else RewindKind.SNAPSHOT
+        seconds = rates.estimate_restore(entry.snapshot.bytes) + rates.estimate(replayed)
+        snapshot_id = entry.snapshot.snapshot_id
+        return RewindPlan(kind, RebuildReason.NOT_REBUILT, to, base, replayed, seconds, snapshot_id)
+
+    def rebuild_reason(self) -> RebuildReason:
+        """Why there is no snapshot to begin from."""
+        if self.integrity_failed:
+            return RebuildReason.INTEGRITY_FAILED
+        if self.ring.was_evicted:
+            return RebuildReason.EVICTED
+        return RebuildReason.NO_SNAPSHOT if self.is_valid else RebuildReason.SNAPSHOT_INVALIDATED
 
     def saved_logits(self) -> Logits | None:
         """Held logits at the current position, `[V]`."""
-        index = self.position - 1 - self._saved_from
-        return self._saved[index] if 0 <= index < len(self._saved) else None
+        position = self.position
+        index = position - 1 - self._saved_from
+        if 0 <= index < len(self._saved):
+            return self._saved[index]
+        return self._floor_logits if position == self.floor else None
 
     def hold_logits(self, first: int, logits: Logits) -> None:
         """Keep the logits after the tokens at positions `first`, `first + 1`, ..."""
@@ -89,20 +138,132 @@ class Timeline:
         self.store.check_room(self.lease, self.evaluated, self.position + count)
 
     def rebuild_chunk(self) -> None:
-        """Evaluate the next chunk of the history that is not in the state yet."""
+        """Evaluate the next chunk of known tokens that are not in the state yet.
+
+        This is the one path of replays and rebuilds: it draws nothing and proposes nothing. It begins from
+        the highest snapshot at or below the position, if there is one.
+        """
+        if self.recovery is None:
+            self.begin_recovery()
+        if self.is_valid:
+            return
         start = self.evaluated
         part = self.history.slice(start, min(self.position, start + self.executor.limits.max_rows))
         run(self.executor, [(self, start, part, int(start + len(part) == self.position))])
         self.evaluated = start + len(part)
+        self.keep_marked()
+
+    def begin_recovery(self) -> None:
+        """Put back the best base of an invalid state; it may be valid after that."""
+        entry = self.ring.base(self.position)
+        while entry is not None and not self._is_true(entry.snapshot):
+            self.integrity_failed = True
+            self.store.snapshots.drop(self.ring, entry)
+            entry = self.ring.base(self.position)
+        if entry is None or entry.position <= self.evaluated:
+            self.recovery = Recovery(self.evaluated, "", 0.0)
+        else:
+            self.restore(entry.snapshot)
+
+    def _is_true(self, snapshot: Snapshot) -> bool:
+        return self.history.digest_at(snapshot.position) == snapshot.digest
+
+    def restore(self, snapshot: Snapshot) -> None:
+        """Make the state that of a snapshot, whose history is the beginning of this one's.
+
+        Raises:
+            BackendFailedError: the device failed; the state is invalid.
+        """
+        started = time.perf_counter()
+        pool, position = self.store.snapshots, snapshot.position
+        self.forget_state()
+        try:
+            staged, is_copy = pool.staged(snapshot)
+        except Exception as error:
+            raise BackendFailedError(
+                f"restore failed: expected the rows of snapshot {snapshot.snapshot_id}, got "
+                f"{type(error).__name__}: {error}; the session is rebuilt from its history on next use"
+            ) from error
+        try:
+            self.executor.restore(self.lease.slot, Reserved(position, pool.layout.parts(position), staged))
+            logits = pool.logits(staged, position, self._saved.shape[1])
+        finally:
+            if is_copy:
+                pool.unstage(staged)
+        self.store.attach(self.lease, snapshot.pages)
+        self.evaluated = self.high_water = self.floor = position
+        self._floor_logits = logits
+        seconds = time.perf_counter() - started
+        self.executor.rates.record_restore(snapshot.bytes, seconds)
+        self.recovery = Recovery(position, snapshot.snapshot_id, seconds)
+
+    def take_snapshot(self, origin: SnapshotOrigin) -> Entry | None:
+        """Snapshot of the valid state at a position above 0 whose logits are held.
+
+        The one that is there already, if there is; `None` if there is no room.
+
+        Raises:
+            BackendFailedError: the device failed; the state is as before.
+        """
+        position, pool = self.position, self.store.snapshots
+        there = self.ring.at(position)
+        logits = self.saved_logits()
+        if there is not None or logits is None:
+            return there
+        reserved = pool.reserve(self.ring, position, position)
+        if reserved is None:
+            return None
+        try:
+            self.executor.snapshot(self.lease.slot, reserved)
+        except BackendFailedError:
+            pool.cancel(reserved)
+            raise
+        return self._keep(reserved, logits, origin)
+
+    def _keep(self, reserved: Reserved, logits: Logits, origin: SnapshotOrigin) -> Entry:
+        pages = self.store.hold(self.lease, reserved.position)
+        entry = self.store.snapshots.keep(
+            self.ring, reserved, self.history, self.epoch, pages, logits, origin
+        )
+        self.store.snapshots.thin(self.ring, self.position)
+        return entry
+
+    def reserve_marks(self, start: int, end: int, room: int) -> list[Reserved]:
+        """Room for snapshots inside a step over positions `[start, end)`, at most `room` of them.
+
+        One at each multiple of the interval in `(start, end]` where there is none yet.
+        """
+        interval = self.ring.interval
+        found: list[Reserved] = []
+        for position in range((start // interval + 1) * interval, end + 1, interval):
+            if len(found) < room and self.ring.at(position) is None:
+                reserved = self.store.snapshots.reserve(self.ring, position, max(end, self.position))
+                if reserved is not None:
+                    found.append(reserved)
+        return found
+
+    def hold_marked(self, marked: Sequence[tuple[Reserved, Logits]]) -> None:
+        """Snapshots that a step has filled; `keep_marked` follows once the history has the step's tokens."""
+        self._marked = list(marked)
+
+    def keep_marked(self) -> None:
+        """Retain what the last step has filled."""
+        marked, self._marked = self._marked, []
+        for reserved, logits in marked:
+            self._keep(reserved, logits, SnapshotOrigin.INTERVAL)
 
     def evaluate_last_again(self) -> None:
         """Evaluate the last token once more, for its logits; writes the bits that are there already."""
         start = self.position - 1
         run(self.executor, [(self, start, self.history.slice(start, start + 1), 1)])
+        self.keep_marked()
 
     def shorten(self, to: int, *, keep_state: bool) -> None:
         """Drop the tokens from `to` on; with `keep_state` the state of the rest stays valid."""
         self.history.truncate(to)
+        branch = self.ring.branch
+        if branch and branch[-1].position > to:
+            self.ring.leave(to)
         if not keep_state:
             self.forget_state()
             return
@@ -113,9 +274,17 @@ class Timeline:
         if kept < len(self._saved):
             self._saved = self._saved[:kept]
 
+    def replace_history(self, snapshot: Snapshot) -> None:
+        """Become the tokens of a snapshot, which may be of another branch; the state is given up."""
+        self.history.replace(snapshot.history)
+        self.ring.sort_by(self.history)
+        self.forget_state()
+
     def forget_state(self) -> None:
         """Give up the state; the history is what a rebuild makes it from."""
         self.evaluated = self.high_water = self.floor = 0
+        self.recovery = None
+        self._floor_logits = None
         self.store.release_from(self.lease, 0)
         self._saved = self._saved[:0]
 
@@ -128,15 +297,22 @@ class Timeline:
         self.floor = min(at, parent.oldest_target)
         self.high_water = self.evaluated = at
         self.store.share(parent.lease, self.lease, at)
+        if self.floor == parent.floor:
+            self._floor_logits = parent._floor_logits
         if at:
-            self.executor.fork(parent.lease.slot, self.lease.slot, max(0, self.floor - 1), at)
+            self.executor.fork(parent.lease.slot, self.lease.slot, self.oldest_step, at)
         kept = max(0, at - parent._saved_from)
         self.hold_logits(parent._saved_from, parent._saved[:kept])
+
+    def close(self) -> None:
+        """Give back slot, pages and snapshots."""
+        self.store.snapshots.close(self.ring)
+        self.store.close(self.lease)
 
     def poison_dead_rows(self) -> None:
         """Overwrite every row that no legal step, rewind or fork may read (for tests)."""
         if self.is_valid:
-            self.store.poison_dead_rows(self.lease, self.position, max(0, self.oldest_target - 1))
+            self.store.poison_dead_rows(self.lease, self.position, self.oldest_step)
 
     def check_integrity(self) -> None:
         """Assert what must hold between calls."""
@@ -149,6 +325,9 @@ class Timeline:
         assert not len(self._saved) or self._saved_from + len(self._saved) <= self.evaluated, (
             "logits of dropped tokens"
         )
+        assert not self._marked, "snapshots that a step has filled were forgotten"
+        for entry in self.ring.branch:
+            assert self.history.starts_with(entry.snapshot.history), "a snapshot of another branch"
 
 
 Work = tuple[Timeline, int, Sequence[int], int]
@@ -158,6 +337,8 @@ Work = tuple[Timeline, int, Sequence[int], int]
 def run(executor: Stepper, work: Sequence[Work]) -> list[Logits]:
     """Evaluate tokens of several timelines in one step and hold their logits; histories do not change.
 
+    Snapshots inside the step are taken where they are due and there is room; `keep_marked` retains them.
+
     Raises:
         InvalidRequestError: larger than the artifact allows; nothing has changed.
         MemoryBudgetError: no pages; nothing has changed.
@@ -165,20 +346,43 @@ def run(executor: Stepper, work: Sequence[Work]) -> list[Logits]:
     """
     executor.check(sum(len(t) for _, _, t, _ in work), len(work), sum(w for _, _, _, w in work))
     _take_pages(work)
-    segments = [
-        Segment(line.lease.slot, start, tokens, line.lease.pages, n) for line, start, tokens, n in work
-    ]
+    segments = _segments(executor, work)
     try:
         results = executor.run(segments)
     except BackendFailedError:
-        for line, *_ in work:
+        for (line, *_), segment in zip(work, segments, strict=True):
+            for reserved in segment.marks:
+                line.store.snapshots.cancel(reserved)
             line.forget_state()
         raise
-    for (line, start, tokens, wanted), logits in zip(work, results, strict=True):
+    held: list[Logits] = []
+    for (line, start, tokens, wanted), segment, logits in zip(work, segments, results, strict=True):
         end = start + len(tokens)
         line.high_water = max(line.high_water, end)
+        if segment.marks:
+            rows = segment.logit_rows()
+            line.hold_marked([(m, logits[rows.index(m.position - 1 - start)]) for m in segment.marks])
+            logits = logits[len(rows) - wanted :]
         line.hold_logits(end - wanted, logits)
-    return results
+        held.append(logits)
+    return held
+
+
+def _segments(executor: Stepper, work: Sequence[Work]) -> list[Segment]:
+    """Segments with their marks; marks take what is left of the rows with logits."""
+    limits = executor.limits
+    marks_left = limits.max_marks
+    rows_left = limits.max_logit_rows - sum(wanted for _, _, _, wanted in work)
+    segments: list[Segment] = []
+    for line, start, tokens, wanted in work:
+        marks = line.reserve_marks(start, start + len(tokens), marks_left)
+        segment = Segment(line.lease.slot, start, tokens, line.lease.pages, wanted, marks)
+        while marks and len(segment.logit_rows()) - wanted > rows_left:
+            line.store.snapshots.cancel(marks.pop())
+        rows_left -= len(segment.logit_rows()) - wanted if marks else 0
+        marks_left -= len(marks)
+        segments.append(segment)
+    return segments
 
 
 def _take_pages(work: Sequence[Work]) -> None:

@@ -60,6 +60,7 @@ RULES: Mapping[type[runtime.RuntimeFailure], Rule] = {
     runtime.InvalidRequestError: Rule("INVALID_ARGUMENT", "INVALID_ARGUMENT", names_field=True),
     runtime.ContextLengthError: Rule("INVALID_ARGUMENT", "CONTEXT_LENGTH_EXCEEDED"),
     runtime.UnknownSessionError: Rule("NOT_FOUND", "SESSION_NOT_FOUND"),
+    runtime.UnknownSnapshotError: Rule("NOT_FOUND", "SNAPSHOT_NOT_FOUND"),
     runtime.SessionExistsError: Rule("ALREADY_EXISTS", "SESSION_EXISTS"),
     runtime.StaleContinuationError: Rule("ABORTED", "CONTINUATION_STALE"),
     runtime.SessionBusyError: Rule("ABORTED", "SESSION_BUSY", retry_ms=200),

@@ -125,9 +125,9 @@ def test_every_distance_says_what_it_did(case: Case) -> None:
         if back == 0:
             expected = RewindKind.NONE
         else:
-            expected = RewindKind.IN_PLACE if back <= HORIZON else RewindKind.REBUILD
+            expected = RewindKind.IN_PLACE if back <= HORIZON else RewindKind.SNAPSHOT_REPLAY
         assert report.kind is expected
-        assert report.replayed_tokens == (150 - back if expected is RewindKind.REBUILD else 0)
+        assert report.replayed_tokens == (150 - back - 128 if expected is RewindKind.SNAPSHOT_REPLAY else 0)
         case.check(session)
         session.close()
 

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Protocol
 
@@ -13,6 +13,22 @@ from ds4c_runtime.manifest import Manifest
 
 Arena = NDArray[np.uint8]
 """One-dimensional bytes at a 64-byte aligned address that kernels and the host both see."""
+
+
+class Copy(Protocol):
+    """A copy between device and host that may still be going on."""
+
+    def then(self, call: Callable[[], None]) -> None:
+        """Call something once the copy is done, on the thread that polls or waits."""
+        ...
+
+    def poll(self) -> bool:
+        """Whether the copy is done; runs what was to follow it."""
+        ...
+
+    def wait(self) -> None:
+        """Wait for the copy; raises what went wrong in it."""
+        ...
 
 
 class Device(Protocol):
@@ -52,4 +68,20 @@ class Device(Protocol):
 
     def copy(self, arena: Arena, source: int, target: int, size: int) -> None:
         """Copy `size` bytes inside an arena from offset `source` to `target`; the ranges do not overlap."""
+        ...
+
+    def host_buffer(self, size: int, *, pinned: bool) -> tuple[Arena, bool]:
+        """A buffer of the host, and whether it is pinned; pinned memory may be refused."""
+        ...
+
+    def copy_to_host(self, arena: Arena, offset: int, target: Arena) -> Copy:
+        """Begin to copy the bytes of an arena from `offset` on to a host buffer, as many as it has.
+
+        Copies of one device are done in order; what the range held when they were asked for must not be
+        overwritten before they are done.
+        """
+        ...
+
+    def copy_from_host(self, source: Arena, arena: Arena, offset: int) -> Copy:
+        """Begin to copy a host buffer to an arena from `offset` on; after all copies asked for before."""
         ...

@@ -14,7 +14,8 @@ from pathlib import Path
 from typing import Any
 
 from ds4c_runtime.device.base import Arena
-from ds4c_runtime.device.memory import ALIGNMENT, aligned_zeros, load_weights
+from ds4c_runtime.device.copy_thread import CopyThread, ThreadCopy
+from ds4c_runtime.device.memory import ALIGNMENT, aligned_zeros, load_weights, pinned_zeros
 from ds4c_runtime.errors import ArtifactError, DeviceError
 from ds4c_runtime.manifest import Manifest
 
@@ -47,6 +48,7 @@ class CpuDevice:
         self._from_dlpack: Callable[..., Any] | None = None
         self._tensors: dict[int, tuple[Arena, Any]] = {}
         self._weights: Arena = aligned_zeros(0)
+        self._copies = CopyThread()
 
     @property
     def weights(self) -> Arena:
@@ -105,6 +107,18 @@ class CpuDevice:
     def copy(self, arena: Arena, source: int, target: int, size: int) -> None:
         """Copy bytes inside an arena."""
         arena[target : target + size] = arena[source : source + size]
+
+    def host_buffer(self, size: int, *, pinned: bool) -> tuple[Arena, bool]:
+        """Host memory, locked if asked for and allowed."""
+        return pinned_zeros(size) if pinned else (aligned_zeros(size), False)
+
+    def copy_to_host(self, arena: Arena, offset: int, target: Arena) -> ThreadCopy:
+        """Copy on the copy thread."""
+        return self._copies.submit(arena[offset : offset + len(target)], target)
+
+    def copy_from_host(self, source: Arena, arena: Arena, offset: int) -> ThreadCopy:
+        """Copy on the copy thread."""
+        return self._copies.submit(source, arena[offset : offset + len(source)])
 
     def _tensor(self, arena: Arena) -> Any:
         # Keyed by identity; the arena is kept beside its tensor, so its id cannot be reused.

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import mmap
+import weakref
 from io import FileIO
 from pathlib import Path
 
@@ -24,6 +26,20 @@ def aligned_zeros(size: int) -> Arena:
     # A slice would do but for size 0, where NumPy gives the address of `raw`: a model without compressed
     # rows has no pages, and its empty arena is passed to the kernels too.
     return np.ndarray(size, np.uint8, raw, -raw.ctypes.data % ALIGNMENT)
+
+
+def pinned_zeros(size: int) -> tuple[Arena, bool]:
+    """Zeroed bytes that cannot be paged out, and whether the system granted that; unlocked when freed."""
+    memory = aligned_zeros(size)
+    try:
+        lock = ctypes.CDLL(None, use_errno=True).mlock
+    except (OSError, AttributeError):
+        return memory, False
+    locked = lock(ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(size)) == 0
+    if locked:
+        unlock = ctypes.CDLL(None).munlock
+        weakref.finalize(memory, unlock, ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(size))
+    return memory, locked
 
 
 def load_weights(path: Path) -> Arena:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from math import prod
 
-from ds4c.ir.kernel import ROWS_OFFSET, BlockLayout, KernelSpec, Operand
+from ds4c.ir.kernel import ROWS_OFFSET, BlockLayout, KernelSpec, MarksLayout, Operand
 from ds4c_targets.cpu.layout import PANEL, memory_dtype, packed_elements
-from ds4c_targets.cpu.tir import Buf, Expr, Kernel, div, i64, mod
+from ds4c_targets.cpu.tir import Buf, Expr, Kernel, div, i64, imax, mod
 
 
 @dataclass(frozen=True)
@@ -96,8 +96,10 @@ class Args:
 def _elements(operand: Operand) -> int:
     if operand.role == "weight":
         return packed_elements(operand.layout, operand.dtype, operand.shape)
-    if operand.role in ("ring", "append", "scratch"):
+    if operand.role in ("ring", "append", "scratch", "snapshots"):
         return 1 << 40  # a pool: its size is not the kernel's business
+    if operand.role == "marks":
+        return MarksLayout(operand.shape[0], 0).size
     return prod(operand.shape)
 
 
@@ -180,7 +182,40 @@ class Pages:
         return page * self.stride + mod(j, self.rows_per_page) * self.width
 
 
+@dataclass(frozen=True)
+class Marks:
+    """The marks of snapshots with one ring's places (`ds4c.ir.kernel.MarksLayout`); values are int64."""
+
+    args: Args
+    layout: MarksLayout
+    count: Expr
+    arena: Buf
+
+    @staticmethod
+    def of(args: Args) -> Marks:
+        """Operands `marks`, `offsets` and `snapshots` of a kernel with attributes `align` and `back`."""
+        layout = MarksLayout(args.shape("marks")[0], 0)
+        return Marks(args, layout, args.b.let(i64(args["marks"][0])), args["snapshots"])
+
+    def owner(self, mark: Expr) -> Expr:
+        """Segment or slot of a mark."""
+        return self.args.b.let(i64(self.args["marks"][self.layout.owners + mark]))
+
+    def position(self, mark: Expr) -> Expr:
+        """Position of a mark."""
+        return self.args.b.let(i64(self.args["marks"][self.layout.positions + mark]))
+
+    def place(self, mark: Expr) -> Expr:
+        """Index of the first element of the ring's rows of a mark in the arena."""
+        return self.args.b.let(i64(self.args["offsets"][mark]) * i64(64 // 4))
+
+    def first(self, position: Expr) -> Expr:
+        """First live row at a position: `position // align * align - back`, or 0 if that is negative."""
+        align, back = self.args.integer("align"), self.args.integer("back")
+        return self.args.b.let(imax(i64(0), div(position, align) * i64(align) - i64(back)))
+
+
 ROWS_AT = ROWS_OFFSET
 """First index in a `rows` operand."""
 
-__all__ = ["PANEL", "ROWS_AT", "VARIANTS", "Args", "BlockView", "Pages", "Ring", "Variant"]
+__all__ = ["PANEL", "ROWS_AT", "VARIANTS", "Args", "BlockView", "Marks", "Pages", "Ring", "Variant"]

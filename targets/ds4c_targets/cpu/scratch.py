@@ -221,7 +221,8 @@ _NEEDS: dict[str, Callable[[KernelSpec], int]] = {
 OPS = frozenset(
     "add add_position_bias append attention embed fork gated_linear grouped_linear hc_collapse hc_enter "
     "hc_mix hc_post hc_pre head_norm index_select linear moe_experts multi_linear norm_rope pool read_rows "
-    "rms_norm rope rope_table route_hash route_top swiglu take_rows windows write".split()
+    "restore rms_norm rope rope_table route_hash route_top snapshot snapshot_rows swiglu take_rows windows "
+    "write".split()
 )
 """Ops with a kernel."""
 

@@ -12,8 +12,8 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.utils.exceptions import PassFailedException
 
 from ds4c.ir.attention_ops import CallKernelOp
-from ds4c.ir.kernel import BlockLayout, Operand
-from ds4c.ir.state_ops import find_state
+from ds4c.ir.kernel import BlockLayout, MarksLayout, Operand
+from ds4c.ir.state_ops import find_state, states_of
 from ds4c.ir.tensor_ops import WeightOp
 from ds4c.ir.types import StateKind
 from ds4c.passes.elements import element_bytes
@@ -29,7 +29,8 @@ def arguments(call: CallKernelOp) -> Iterator[Argument]:
     assert call.offsets is not None
     ins, outs = list(call.ins), list(call.outs)
     operands = call.kernel_spec.operands
-    with_value = [o for o in operands if o.role not in ("ring", "append", "pages", "scratch")]
+    valueless = ("ring", "append", "pages", "scratch", "offsets", "snapshots")
+    with_value = [o for o in operands if o.role not in valueless]
     counted = [o for o in with_value if o.role != "count"]
     results = counted[len(counted) - len(outs) :] if outs else []
     for operand, address in zip(operands, call.offsets, strict=True):
@@ -47,6 +48,8 @@ def arguments(call: CallKernelOp) -> Iterator[Argument]:
 def size_of(operand: Operand) -> int:
     if operand.role == "block":
         return BlockLayout(*operand.shape).size * 4
+    if operand.role == "marks":
+        return MarksLayout(operand.shape[0], 0).size * 4
     return (
         operand.shape[0]
         if operand.role == "scratch"
@@ -98,7 +101,7 @@ def test_live_buffers_do_not_overlap(module: ModuleOp) -> None:
 def test_addresses_are_aligned_and_inside_their_arenas(module: ModuleOp) -> None:
     plan = Plan.of(module, "test")
     sizes = {"workspace": plan.workspace_bytes, "io": plan.io_bytes, "weights": plan.weights_bytes}
-    for name in ("step", "fork"):
+    for name in ("step", "snapshot", "restore", "fork"):
         for op in calls_of(module, name):
             if isinstance(op, CallKernelOp):
                 for operand, _, arena, offset in arguments(op):
@@ -120,6 +123,10 @@ def test_makers_and_readers_agree_on_type_and_shape(module: ModuleOp) -> None:
 
 def test_states_pages_and_io_stand_where_the_plan_says(module: ModuleOp) -> None:
     plan = Plan.of(module, "test")
+    rings = [d for d in states_of(module) if d.state_kind is StateKind.RING]
+    layout = MarksLayout(plan.max_marks, len(rings))
+    mark_places = [plan.io_marks + 4 * layout.offsets(i) for i in range(len(rings))]
+    used_places: list[int] = []
     for op in calls_of(module, "step"):
         if not isinstance(op, CallKernelOp):
             continue
@@ -135,10 +142,16 @@ def test_states_pages_and_io_stand_where_the_plan_says(module: ModuleOp) -> None
                 is_ring = decl.state_kind is StateKind.RING
                 assert operand.stride_bytes == (plan.slot_bytes if is_ring else plan.page_bytes)
                 assert operand.every == decl.row_every
+            elif operand.role == "offsets":
+                assert offset in mark_places
+                used_places.append(offset)
+            elif operand.role == "snapshots":
+                assert (arena, offset) == ("snapshots", 0)
             elif operand.role == "pages":
                 assert (arena, offset) == ("io", plan.io_page_tables)
             elif value is not None and value.name_hint == "at":
                 assert (arena, offset) == ("io", plan.io_block)
+    assert sorted(used_places) == mark_places  # every ring has its own list of places
     last = [op for op in calls_of(module, "step") if isinstance(op, CallKernelOp)][-1]
     assert list(arguments(last))[-2][2:] == ("io", plan.io_logits)
 
@@ -162,7 +175,7 @@ def test_weights_do_not_overlap(module: ModuleOp) -> None:
 
 def test_the_program_names_every_kernel_once(module: ModuleOp) -> None:
     program = program_of(module)
-    assert [e.name for e in program.entry_points] == ["step", "fork"]
+    assert [e.name for e in program.entry_points] == ["step", "snapshot", "restore", "fork"]
     for entry in program.entry_points:
         for call in entry.calls:
             assert len(call.args) == len(program.kernels[call.kernel].operands)

@@ -116,8 +116,10 @@ def test_two_turns_equal_one_and_rewind_repeats(engine: Engine) -> None:
     far = engine.run(ids_only(session_id="s", tokens=(), rewind_to=45))
     assert far.started is not None
     assert far.started.rewind is not None
-    assert (far.started.rewind.kind, far.started.rewind.replayed_tokens) == (RewindKind.REBUILD, 45)
-    assert far.started.cached_input_tokens == 0 == far.finished.usage.cached_input_tokens
+    far_rewind = far.started.rewind  # from the end of the first prompt
+    assert (far_rewind.kind, far_rewind.base_position) == (RewindKind.SNAPSHOT_REPLAY, 40)
+    assert (far_rewind.replayed_tokens, far_rewind.rebuild_reason) == (5, RebuildReason.NOT_REBUILT)
+    assert far.started.cached_input_tokens == 40 == far.finished.usage.cached_input_tokens
     assert far.finished.rewinds == (far.started.rewind,)
     assert far.tokens == whole.tokens[5:15]
 
@@ -319,7 +321,8 @@ def event_id(events: list[Event]) -> str:
     return events[0].generation_id
 
 
-def test_cancel_while_rebuilding_leaves_the_history_and_the_next_call_rebuilds(engine: Engine) -> None:
+def test_cancel_while_rebuilding_leaves_the_history_and_the_next_call_rebuilds() -> None:
+    engine = fake_engine(snapshot_budget=0)
     engine.open_session("s")
     engine.run(ids_only(session_id="s", tokens=(*PROMPT, *PROMPT, *PROMPT)))
     device = device_of(engine)
@@ -405,7 +408,7 @@ def test_consumer_that_raises_ends_its_generation(engine: Engine) -> None:
 def test_device_failure_and_the_next_generation(engine: Engine) -> None:
     engine.open_session("s")
     device = device_of(engine)
-    device.fail_at = {device.calls + 6}
+    device.fail_at = {device.calls + 7}  # two chunks of the prompt, a snapshot, four tokens
     with pytest.raises(BackendFailedError):
         engine.run(ids_only(session_id="s"))
     info = engine.get_session("s")
@@ -413,7 +416,8 @@ def test_device_failure_and_the_next_generation(engine: Engine) -> None:
     resumed = engine.run(ids_only(session_id="s", tokens=()))
     assert resumed.started is not None
     assert resumed.started.rewind is not None
-    assert resumed.started.rewind.replayed_tokens == 44
+    assert resumed.started.rewind.kind is RewindKind.SNAPSHOT_REPLAY
+    assert resumed.started.rewind.replayed_tokens == 4
     whole = engine.run(ids_only(stop=StopParams(max_output_tokens=14, ignore_eos=True)))
     assert resumed.tokens == whole.tokens[4:]
 

@@ -111,7 +111,8 @@ def test_stop_string_beyond_the_horizon_is_deferred_and_still_right() -> None:
         again = engine.run(GenerationRequest(tokens=(5,), session_id="s", stop=NO_EOS))
         assert again.started is not None
         assert again.started.rewind is not None
-        assert again.started.rewind.kind is RewindKind.REBUILD
+        assert again.started.rewind.kind is RewindKind.SNAPSHOT_REPLAY
+        assert again.started.rewind.replayed_tokens == 1
         kept = result.tokens
         assert again.tokens == engine.run(GenerationRequest(tokens=(*PROMPT, *kept, 5), stop=NO_EOS)).tokens
 

@@ -1,13 +1,18 @@
-"""Sessions on the fake device: rewind, fork, copy-on-write, refusals, failures."""
+"""Sessions on the fake device: rewind, fork, copy-on-write, refusals, failures.
+
+Without room for snapshots, so that whatever is not in place is a rebuild; `test_snapshots.py` has them.
+"""
 
 from __future__ import annotations
 
 import dataclasses
 import random
+from functools import partial
 
+import fake_executable
 import numpy as np
 import pytest
-from fake_executable import FakeMachine, fake_machine, small_manifest
+from fake_executable import FakeMachine, small_manifest
 
 from ds4c_runtime.errors import (
     BackendFailedError,
@@ -24,6 +29,7 @@ from ds4c_runtime.reports import RebuildReason, RewindCause, RewindKind
 from ds4c_runtime.session import Session, step_sessions
 
 HORIZON = 6
+fake_machine = partial(fake_executable.fake_machine, snapshot_bytes=0)
 
 
 class Oracle:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from contextlib import suppress
+
 import numpy as np
 import pytest
 from fake_executable import FakeMachine, fake_machine
@@ -91,11 +93,11 @@ class SessionMachine(RuleBasedStateMachine):
         plan, can = session.plan_rewind(to), session.can_rewind(to)
         assert can == (plan.kind is not RewindKind.REBUILD)
         in_place = session.state_valid and to >= max(session.floor, session.high_water - session.horizon)
-        assert can == in_place
+        assert (plan.kind in (RewindKind.NONE, RewindKind.IN_PLACE)) == in_place
         try:
             report = session.rewind(to)
         except MemoryBudgetError:
-            assert not can
+            assert not in_place
             return
         assert report.kind is plan.kind
         assert report.replayed_tokens == plan.replay_tokens
@@ -120,7 +122,7 @@ class SessionMachine(RuleBasedStateMachine):
         i = self.pick(index)
         at = max(0, len(self.expected[i]) - back)
         parent = self.sessions[i]
-        in_place = parent.can_rewind(at)
+        in_place = parent.plan_rewind(at).kind in (RewindKind.NONE, RewindKind.IN_PLACE)
         try:
             child, report = parent.fork(at)
         except MemoryBudgetError:
@@ -132,6 +134,42 @@ class SessionMachine(RuleBasedStateMachine):
         self.equal_to_fresh_sessions()
         # A child that is rewound at once is where floors and copied rows matter.
         self.rewind_to(len(self.sessions) - 1, max(0, at - then_back))
+
+    @rule(index=st.integers(0, 2), pinned=st.booleans())
+    def snapshot(self, index: int, pinned: bool) -> None:
+        session = self.sessions[self.pick(index)]
+        if session.state_valid:
+            with suppress(MemoryBudgetError):  # the logits may need a page
+                taken = session.take_snapshot()
+                if taken is not None and pinned:
+                    session.pin(taken.snapshot_id)
+
+    @rule(index=st.integers(0, 2), number=st.integers(0, 20))
+    def restore(self, index: int, number: int) -> None:
+        """Go to a snapshot, also of a branch that was left."""
+        i = self.pick(index)
+        session = self.sessions[i]
+        every = session.timeline.ring.entries
+        if every:
+            entry = every[number % len(every)]
+            with suppress(MemoryBudgetError):
+                report = session.rewind_to_snapshot(entry.snapshot.snapshot_id)
+                assert report.to_position == entry.position
+                self.expected[i] = entry.snapshot.history.tokens()
+
+    @rule(index=st.integers(0, 2), number=st.integers(0, 20))
+    def unpin(self, index: int, number: int) -> None:
+        session = self.sessions[self.pick(index)]
+        every = session.snapshots()
+        if every:
+            session.unpin(every[number % len(every)].snapshot_id)
+
+    @rule(index=st.integers(0, 2), number=st.integers(0, 20))
+    def evict(self, index: int, number: int) -> None:
+        """Losing a snapshot may cost time, never correctness."""
+        every = self.sessions[self.pick(index)].timeline.ring.entries
+        if every:
+            self.machine.store.snapshots.evict(every[number % len(every)].snapshot)
 
     @precondition(lambda self: len(self.sessions) < 3)
     @rule()

@@ -88,7 +88,12 @@ def test_model_info_capabilities_and_load() -> None:
             assert able.can_rewind
             assert able.can_fork
             assert able.best_rewind_kind == pb.REWIND_KIND_IN_PLACE
-            assert list(able.rewind_kinds) == [pb.REWIND_KIND_IN_PLACE, pb.REWIND_KIND_REBUILD]
+            assert list(able.rewind_kinds) == [
+                pb.REWIND_KIND_IN_PLACE,
+                pb.REWIND_KIND_SNAPSHOT,
+                pb.REWIND_KIND_SNAPSHOT_REPLAY,
+                pb.REWIND_KIND_REBUILD,
+            ]
             assert (able.max_sessions, able.max_queue, able.horizon) == (3, 5, 6)
             assert able.max_draft_tokens == able.snapshot_bytes == 0
             assert (idle.running_generations, idle.resident_sessions, idle.max_sessions) == (0, 0, 3)

@@ -91,7 +91,8 @@ def test_session_limit_names_its_quota() -> None:
         ({"drop_tokens": 0}, 40, pb.REWIND_KIND_NONE, pb.REBUILD_REASON_UNSPECIFIED),
         ({"drop_tokens": 1}, 39, pb.REWIND_KIND_IN_PLACE, pb.REBUILD_REASON_UNSPECIFIED),
         ({"to_position": 34}, 34, pb.REWIND_KIND_IN_PLACE, pb.REBUILD_REASON_UNSPECIFIED),
-        ({"to_position": 33}, 33, pb.REWIND_KIND_REBUILD, pb.REBUILD_REASON_NO_SNAPSHOT),
+        ({"to_position": 33}, 33, pb.REWIND_KIND_SNAPSHOT_REPLAY, pb.REBUILD_REASON_UNSPECIFIED),
+        ({"to_position": 32}, 32, pb.REWIND_KIND_SNAPSHOT, pb.REBUILD_REASON_UNSPECIFIED),
         ({"drop_tokens": 20}, 20, pb.REWIND_KIND_REBUILD, pb.REBUILD_REASON_NO_SNAPSHOT),
     ],
 )

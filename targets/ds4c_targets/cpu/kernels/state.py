@@ -1,10 +1,10 @@
-"""States and blocks: windows of a block, ring reads and writes, append, fork."""
+"""States and blocks: windows of a block, ring reads and writes, append, fork, snapshots."""
 
 from __future__ import annotations
 
-from ds4c_targets.cpu.args import Args, Pages, Ring
+from ds4c_targets.cpu.args import Args, Marks, Pages, Ring
 from ds4c_targets.cpu.rows import channels, copy_row, split
-from ds4c_targets.cpu.tir import Buf, Expr, Kernel, div, i32, i64, imax, mod, splat
+from ds4c_targets.cpu.tir import Buf, Expr, Kernel, div, i32, i64, imax, imin, mod, splat
 
 
 def windows(args: Args) -> None:
@@ -92,3 +92,45 @@ def fork(args: Args) -> None:
     with b.loop(at, start=start) as position:
         row = b.let(mod(position, from_ring.capacity) * from_ring.width)
         copy_row(b, to_ring.buf, to_ring.base + row, from_ring.buf, from_ring.base + row, from_ring.width)
+
+
+def snapshot_rows(args: Args) -> None:
+    """Live rows at the marks of a step, before its rows are written: old ring rows, then own rows."""
+    b, at, rows, marks = args.b, args.block("at"), args["rows"], Marks.of(args)
+    width = args.shape("state")[1]
+    with b.loop(marks.count) as m:
+        segment, position = marks.owner(m), marks.position(m)
+        lo = at.start(segment)
+        first = at.position(lo)
+        ring = Ring.of(args, "state", at.slot(segment))
+        begin, to = marks.first(position), marks.place(m)
+        with b.loop(b.let(imin(first, position)), start=begin) as p:
+            copy_row(b, marks.arena, b.let(to + (p - begin) * width), ring.buf, b.let(ring.row(p)), width)
+        with b.loop(position, start=b.let(imax(begin, first))) as p:
+            copy_row(
+                b, marks.arena, b.let(to + (p - begin) * width), rows, b.let((lo + p - first) * width), width
+            )
+
+
+def snapshot(args: Args) -> None:
+    """Live rows of slots at positions, to the arena of snapshots."""
+    _copy_live(args, is_restore=False)
+
+
+def restore(args: Args) -> None:
+    """Live rows of slots at positions, back from the arena of snapshots; no other row changes."""
+    _copy_live(args, is_restore=True)
+
+
+def _copy_live(args: Args, *, is_restore: bool) -> None:
+    b, marks = args.b, Marks.of(args)
+    with b.loop(marks.count) as m:
+        position = marks.position(m)
+        ring = Ring.of(args, "state", marks.owner(m))
+        begin, to = marks.first(position), marks.place(m)
+        with b.loop(position, start=begin) as p:
+            saved, live = b.let(to + (p - begin) * ring.width), b.let(ring.row(p))
+            if is_restore:
+                copy_row(b, ring.buf, live, marks.arena, saved, ring.width)
+            else:
+                copy_row(b, marks.arena, saved, ring.buf, live, ring.width)

@@ -44,7 +44,7 @@ ds4.state @rows append : tensor<?x4xf32> every 4 reads affine_map<(d0) -> (0, (d
 // -----
 // A function that is not code stays as text.
 // UNCHANGED
-builtin.module attributes {ds4.plan = {horizon = 10 : i64, context = 64 : i64, max_rows = 8 : i64, max_segments = 2 : i64, max_logit_rows = 4 : i64, page_tokens = 128 : i64, slot_bytes = 0 : i64, page_bytes = 0 : i64, workspace_bytes = 0 : i64, weights_bytes = 0 : i64, io_bytes = 0 : i64, io_tokens = 0 : i64, io_block = 0 : i64, io_page_tables = 0 : i64, io_logit_rows = 0 : i64, io_fork_args = 0 : i64, io_logits = 0 : i64}} {
+builtin.module attributes {ds4.plan = {horizon = 10 : i64, context = 64 : i64, max_rows = 8 : i64, max_segments = 2 : i64, max_logit_rows = 4 : i64, page_tokens = 128 : i64, max_marks = 3 : i64, slot_bytes = 0 : i64, page_bytes = 0 : i64, workspace_bytes = 0 : i64, weights_bytes = 0 : i64, io_bytes = 0 : i64, io_tokens = 0 : i64, io_block = 0 : i64, io_page_tables = 0 : i64, io_logit_rows = 0 : i64, io_fork_args = 0 : i64, io_marks = 0 : i64, io_logits = 0 : i64}} {
   func.func @other(%x : tensor<?x4xf32>) -> tensor<?x4xf32> {
     %y = ds4.add %x, %x : (tensor<?x4xf32>, tensor<?x4xf32>) -> tensor<?x4xf32>
     func.return %y : tensor<?x4xf32>

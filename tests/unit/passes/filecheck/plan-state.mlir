@@ -1,6 +1,6 @@
 // Capacities, live maps and offsets of a ring of every kind and of append rows.
 // RUN: ds4c-opt -p 'plan-state{horizon=10 context=64 rows=8 segments=2 logit-rows=4}'
-// CHECK: builtin.module attributes {ds4.plan = {horizon = 10 : i64, context = 64 : i64, max_rows = 8 : i64, max_segments = 2 : i64, max_logit_rows = 4 : i64, page_tokens = 128 : i64, slot_bytes = 896 : i64, page_bytes = 512 : i64
+// CHECK: builtin.module attributes {ds4.plan = {horizon = 10 : i64, context = 64 : i64, max_rows = 8 : i64, max_segments = 2 : i64, max_logit_rows = 4 : i64, page_tokens = 128 : i64, max_marks = 3 : i64, slot_bytes = 896 : i64, page_bytes = 512 : i64
 // CHECK-NEXT: ds4.state @raw ring : tensor<18x4xf32> every 1 reads {{.*}} live affine_map<(d0) -> ((d0 + -7))> offset 0
 // CHECK-NEXT: ds4.state @kv ring : tensor<18x8xf32> every 4 reads {{.*}} live affine_map<(d0) -> ({{.*}})> offset 320
 // CHECK-NEXT: ds4.state @rows append : tensor<16x4xf32> every 4 reads {{.*}} live affine_map<(d0) -> (0)> offset 0
@@ -14,7 +14,7 @@ ds4.state @history host : tensor<?x1xi32> every 1
 // A module that is planned already, with the same options.
 // RUN: ds4c-opt -p 'plan-state{horizon=10 context=64 rows=8 segments=2 logit-rows=4}'
 // UNCHANGED
-builtin.module attributes {ds4.plan = {horizon = 10 : i64, context = 64 : i64, max_rows = 8 : i64, max_segments = 2 : i64, max_logit_rows = 4 : i64, page_tokens = 128 : i64, slot_bytes = 320 : i64, page_bytes = 0 : i64, workspace_bytes = 0 : i64, weights_bytes = 0 : i64, io_bytes = 0 : i64, io_tokens = 0 : i64, io_block = 0 : i64, io_page_tables = 0 : i64, io_logit_rows = 0 : i64, io_fork_args = 0 : i64, io_logits = 0 : i64}} {
+builtin.module attributes {ds4.plan = {horizon = 10 : i64, context = 64 : i64, max_rows = 8 : i64, max_segments = 2 : i64, max_logit_rows = 4 : i64, page_tokens = 128 : i64, max_marks = 3 : i64, slot_bytes = 320 : i64, page_bytes = 0 : i64, workspace_bytes = 0 : i64, weights_bytes = 0 : i64, io_bytes = 0 : i64, io_tokens = 0 : i64, io_block = 0 : i64, io_page_tables = 0 : i64, io_logit_rows = 0 : i64, io_fork_args = 0 : i64, io_marks = 0 : i64, io_logits = 0 : i64}} {
   ds4.state @raw ring : tensor<18x4xf32> every 1 reads affine_map<(d0) -> (d0 - 7, d0)> live affine_map<(d0) -> (d0 - 7)> offset 0
 }
 // -----

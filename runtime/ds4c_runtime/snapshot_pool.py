@@ -1,0 +1,310 @@
+"""The snapshots of all sessions: bytes of the arena, page references, and who has to give way.
+
+A session's ring (`snapshot_ring.py`) says what it would give up first; the pool does it. Snapshots are a
+cache: when there is no room for one and nothing may go, it is not taken, and rewinds cost more.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from ds4c_runtime.device.base import Arena, Device
+from ds4c_runtime.extents import Extents
+from ds4c_runtime.history import History
+from ds4c_runtime.manifest import Manifest
+from ds4c_runtime.snapshot import Parts, Snapshot, SnapshotLayout, SnapshotOrigin
+from ds4c_runtime.snapshot_ring import DENSE_TOKENS, TURN_ENDS, Entry, SnapshotRing
+from ds4c_runtime.transport import CopyMode, OnDevice, OnHost, Transport
+
+SESSION_BYTES = 256 << 20
+"""Most bytes of one session's snapshots by default."""
+STAGED = 4
+"""Largest snapshots that fit into the arena when they are kept on the host."""
+
+
+def default_session_bytes(manifest: Manifest) -> int:
+    """Bytes for all snapshots that the rule of spacing keeps of a full session, at most `SESSION_BYTES`."""
+    layout = SnapshotLayout(manifest)
+    context = manifest.model.context
+    dense = min(context, DENSE_TOKENS) // layout.interval + 1
+    sparse = int(9 * np.log(max(1.0, context / DENSE_TOKENS))) + 1
+    aligned = layout.parts(context // layout.interval * layout.interval).total
+    wanted = (dense + sparse) * aligned + (TURN_ENDS + 1) * layout.largest()
+    return max(layout.largest(), min(wanted, SESSION_BYTES))
+
+
+@dataclass(frozen=True)
+class Reserved:
+    """Room in the arena for a snapshot at a position that a kernel is about to fill."""
+
+    position: int
+    parts: Parts
+    range: OnDevice
+
+    @property
+    def places(self) -> NDArray[np.int64]:
+        """Start of each ring's rows in the arena, in bytes."""
+        return self.parts.rings + self.range.offset
+
+
+class SnapshotPool:
+    """Snapshots of one device."""
+
+    def __init__(
+        self,
+        manifest: Manifest,
+        device: Device,
+        *,
+        budget: int,
+        session_bytes: int,
+        mode: CopyMode = CopyMode.DEVICE,
+        release_pages: Callable[[Sequence[int]], None],
+    ) -> None:
+        """Allocate the arena.
+
+        Args:
+            manifest: the loaded artifact.
+            device: where the arena is.
+            budget: bytes of all snapshots, wherever they are kept.
+            session_bytes: most bytes of one session.
+            mode: where they are kept.
+            release_pages: gives up one reference to each page.
+        """
+        self.layout = SnapshotLayout(manifest)
+        self.budget, self.session_bytes = budget, session_bytes
+        size = budget if mode is CopyMode.DEVICE else min(budget, STAGED * self.layout.largest())
+        size -= size % 64
+        self.arena: Arena = device.allocate(size)
+        self.transport = Transport(device, self.arena, mode)
+        self.evictions = 0
+        self._extents = Extents(size)
+        self._release_pages = release_pages
+        self._rings: list[SnapshotRing] = []
+        self._copying: list[OnHost] = []
+        self._host_bytes = 0
+        self._numbers = itertools.count(1)
+
+    @property
+    def bytes_used(self) -> int:
+        """Bytes of all snapshots, each once."""
+        return self.device_bytes + self._host_bytes
+
+    @property
+    def device_bytes(self) -> int:
+        """Bytes taken in the arena."""
+        return len(self.arena) - self._extents.free_bytes
+
+    @property
+    def host_bytes(self) -> int:
+        """Bytes of host buffers."""
+        return self._host_bytes
+
+    def open(self) -> SnapshotRing:
+        """A ring for a new session."""
+        ring = SnapshotRing(self.layout.interval)
+        self._rings.append(ring)
+        return ring
+
+    def close(self, ring: SnapshotRing) -> None:
+        """Give up a session's snapshots."""
+        self.clear(ring)
+        self._rings.remove(ring)
+
+    def clear(self, ring: SnapshotRing) -> None:
+        """Give up a session's snapshots, pinned ones too."""
+        for entry in ring.entries:
+            self.drop(ring, entry)
+
+    def share(self, source: SnapshotRing, target: SnapshotRing, at: int) -> None:
+        """Let a fork at a position hold the snapshots of its parent's branch up to there."""
+        for entry in source.branch:
+            if entry.position <= at:
+                entry.snapshot.holders += 1
+                target.add(Entry(entry.snapshot))
+
+    def reserve(self, ring: SnapshotRing, position: int, current: int) -> Reserved | None:
+        """Room for a snapshot of a session at `current`; others give way, `None` if none may.
+
+        A snapshot is never made room for by one that is worth more to the same session: the ring decides.
+        """
+        parts = self.layout.parts(position)
+        size = parts.total
+        if size > self.session_bytes or (size > self.budget):
+            return None
+        while ring.bytes + size > self.session_bytes:
+            if not self._give_up(ring, current):
+                return None
+        while True:
+            offset = None
+            if self.bytes_used + size <= self.budget or self.transport.mode is CopyMode.DEVICE:
+                offset = self._extents.take(size)
+            if offset is not None:
+                return Reserved(position, parts, OnDevice(offset, size))
+            if not self.poll() and not self._give_up_any(ring, current):
+                return None
+
+    def cancel(self, reserved: Reserved) -> None:
+        """The kernel failed; give back the room."""
+        self._free(reserved.range)
+
+    def keep(
+        self,
+        ring: SnapshotRing,
+        reserved: Reserved,
+        history: History,
+        epoch: int,
+        pages: Sequence[int],
+        logits: NDArray[np.float32],
+        origin: SnapshotOrigin,
+    ) -> Entry:
+        """Make a snapshot of filled room; `pages` are references that the caller has taken for it."""
+        position, parts, staged = reserved.position, reserved.parts, reserved.range
+        start = staged.offset + parts.logits
+        self.arena[start : start + logits.nbytes] = logits.view(np.uint8)
+        place = self.transport.save(staged, self._free)
+        if isinstance(place, OnHost):
+            self._host_bytes += place.size
+            self._copying.append(place)
+        snapshot = Snapshot(
+            f"s{next(self._numbers)}",
+            position,
+            epoch,
+            history.digest_at(position),
+            history.prefix(position),
+            tuple(pages),
+            place,
+            origin,
+            holders=1,
+        )
+        entry = Entry(snapshot)
+        ring.add(entry)
+        return entry
+
+    def give(self, entry: Entry, ring: SnapshotRing) -> Entry:
+        """Let another session hold a snapshot whose history begins as its own does."""
+        entry.snapshot.holders += 1
+        mine = Entry(entry.snapshot)
+        ring.add(mine)
+        return mine
+
+    def thin(self, ring: SnapshotRing, position: int) -> None:
+        """Give up what the rule of spacing does not keep."""
+        for entry in ring.surplus(position):
+            self.drop(ring, entry)
+
+    def drop(self, ring: SnapshotRing, entry: Entry) -> None:
+        """A session gives up an entry; the last one frees it."""
+        ring.remove(entry)
+        snapshot = entry.snapshot
+        snapshot.holders -= 1
+        if snapshot.holders:
+            return
+        self._release_pages(snapshot.pages)
+        place = snapshot.place
+        if isinstance(place, OnDevice):
+            self._free(place)
+        else:
+            self._host_bytes -= place.size
+
+    def staged(self, snapshot: Snapshot) -> tuple[OnDevice, bool]:
+        """The rows of a snapshot in the arena, and whether `unstage` has to be called after their use.
+
+        Raises:
+            MemoryError: the arena has no room for a copy of what is kept on the host.
+        """
+        place = snapshot.place
+        if isinstance(place, OnDevice):
+            return place, False
+        while (offset := self._extents.take(place.size)) is None:
+            if not self.poll(wait=True):
+                raise MemoryError(f"no {place.size} bytes to stage a snapshot")
+        staged = OnDevice(offset, place.size)
+        try:
+            self.transport.fetch(place, staged)
+        except BaseException:
+            self._free(staged)
+            raise
+        return staged, True
+
+    def unstage(self, staged: OnDevice) -> None:
+        """Give back what `staged` took."""
+        self._free(staged)
+
+    def logits(self, staged: OnDevice, position: int, vocab_size: int) -> NDArray[np.float32]:
+        """Logits `[V]` of staged rows, a copy."""
+        start = staged.offset + self.layout.parts(position).logits
+        return self.arena[start : start + 4 * vocab_size].view(np.float32).copy()
+
+    def poll(self, *, wait: bool = False) -> bool:
+        """Take back room of copies that are done; whether there was any."""
+        if wait and self._copying:
+            self._copying[0].copy.wait()
+        before = len(self._copying)
+        self._copying = [p for p in self._copying if not p.copy.poll()]
+        return len(self._copying) < before
+
+    def evictable(self) -> list[tuple[SnapshotRing, Entry]]:
+        """Entries that nobody has pinned."""
+        pinned = {id(e.snapshot) for ring in self._rings for e in ring.entries if e.is_pinned}
+        return [(r, e) for r in self._rings for e in r.entries if id(e.snapshot) not in pinned]
+
+    def evict(self, snapshot: Snapshot) -> None:
+        """Take a snapshot from every session that holds it."""
+        for ring in self._rings:
+            entry = ring.find(snapshot.snapshot_id)
+            if entry is not None:
+                ring.was_evicted = True
+                self.drop(ring, entry)
+        self.evictions += 1
+
+    def check_integrity(self) -> None:
+        """Assert that bytes and holders are counted right."""
+        self._extents.check_integrity()
+        held: dict[int, int] = {}
+        snapshots: dict[int, Snapshot] = {}
+        for ring in self._rings:
+            for entry in ring.entries:
+                held[id(entry.snapshot)] = held.get(id(entry.snapshot), 0) + 1
+                snapshots[id(entry.snapshot)] = entry.snapshot
+        assert all(snapshots[k].holders == n for k, n in held.items()), "holders counted wrong"
+        on_host = sum(s.bytes for s in snapshots.values() if not s.on_device)
+        assert on_host == self._host_bytes, "host bytes counted wrong"
+        while self.poll(wait=True):
+            pass
+        on_device = sum(-(-s.bytes // 64) * 64 for s in snapshots.values() if s.on_device)
+        assert on_device == self.device_bytes, "room of the arena lost"
+
+    def page_references(self) -> dict[int, int]:
+        """How many snapshots reference each page."""
+        found: dict[int, int] = {}
+        for snapshot in {id(e.snapshot): e.snapshot for r in self._rings for e in r.entries}.values():
+            for page in snapshot.pages:
+                found[page] = found.get(page, 0) + 1
+        return found
+
+    def _give_up(self, ring: SnapshotRing, current: int) -> bool:
+        entry = ring.cheapest(current)
+        if entry is None:
+            return False
+        ring.was_evicted = True
+        self.evictions += 1
+        self.drop(ring, entry)
+        return True
+
+    def _give_up_any(self, ring: SnapshotRing, current: int) -> bool:
+        """Give up a snapshot: of branches that were left, then of this session, then of the largest."""
+        for other in self._rings:
+            if any(not e.is_pinned for e in other.left):
+                return self._give_up(other, current)
+        if self._give_up(ring, current):
+            return True
+        others = sorted(self._rings, key=lambda r: r.bytes, reverse=True)
+        return any(self._give_up(other, other.branch[-1].position if other.branch else 0) for other in others)
+
+    def _free(self, place: OnDevice) -> None:
+        self._extents.give_back(place.offset, place.size)
