@@ -88,6 +88,22 @@ class UnknownSnapshotError(RuntimeFailure):
         self.snapshot_id = snapshot_id
 
 
+class NoProgressError(RuntimeFailure):
+    """A generation put the same state back twice without a new token, and was ended."""
+
+    code = "INTERNAL"
+    reason = "NO_PROGRESS"
+
+    def __init__(self, position: int, snapshot_id: str) -> None:
+        base = f"snapshot {snapshot_id}" if snapshot_id else "nothing"
+        super().__init__(
+            f"generation ended: expected a new token between two restores, got position {position} from {base} "
+            "twice; please report it, with the log",
+            position=position,
+            snapshot_id=snapshot_id,
+        )
+
+
 class SessionExistsError(RuntimeFailure):
     """The session id chosen by the caller is taken."""
 

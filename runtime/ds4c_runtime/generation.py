@@ -13,6 +13,7 @@ from concurrent.futures import Future
 
 from ds4c_runtime.errors import InvalidRequestError
 from ds4c_runtime.manifest import Manifest
+from ds4c_runtime.progress import ProgressGuard
 from ds4c_runtime.reports import RebuildReason, RewindCause, RewindKind, RewindReport
 from ds4c_runtime.requests import (
     Event,
@@ -146,11 +147,19 @@ class GenerationRun:
         self._tail = TokenText(tokenizer) if stop.at_tool_call_end else None
         self._tail_text = ""
         self._clock = Clock()
+        self._guard = ProgressGuard()
         self._rewinds: list[RewindReport] = []
         self._input = self._cached = self._generated = self._sent = self._discarded = 0
 
     def body(self, session: Session) -> Body[Finished]:
         """The whole generation; yields between slices."""
+        session.timeline.guard = self._guard
+        try:
+            return (yield from self._body(session))
+        finally:
+            session.timeline.guard = None
+
+    def _body(self, session: Session) -> Body[Finished]:
         self._clock.begun = time.perf_counter()
         handle = self._handle
         yield from self._reach_start(session)
@@ -237,6 +246,7 @@ class GenerationRun:
             banned = () if may_stop else self._eos | self._stop_tokens
             token = self._sampler.sample(logits, session.position, counts, banned)
             self._clock.token()
+            self._guard.token()
             if token in self._eos:
                 return FinishReason.EOS, ""
             if token in self._stop_tokens:

@@ -20,6 +20,7 @@ import numpy as np
 
 from ds4c_runtime.errors import BackendFailedError, MemoryBudgetError
 from ds4c_runtime.history import History
+from ds4c_runtime.progress import ProgressGuard
 from ds4c_runtime.reports import RebuildReason, RewindKind, RewindPlan
 from ds4c_runtime.snapshot import Snapshot, SnapshotOrigin
 from ds4c_runtime.snapshot_pool import Reserved
@@ -51,6 +52,7 @@ class Timeline:
         self.floor = 0
         self.epoch = 0
         self.recovery: Recovery | None = None
+        self.guard: ProgressGuard | None = None
         self.integrity_failed = False
         """A snapshot was not that of its history and has been given up."""
         self._horizon, self._page_tokens = executor.limits.horizon, executor.limits.page_tokens
@@ -160,6 +162,8 @@ class Timeline:
             self.integrity_failed = True
             self.store.snapshots.drop(self.ring, entry)
             entry = self.ring.base(self.position)
+        if self.guard is not None:
+            self.guard.restored(self.position, "" if entry is None else entry.snapshot.snapshot_id)
         if entry is None or entry.position <= self.evaluated:
             self.recovery = Recovery(self.evaluated, "", 0.0)
         else:

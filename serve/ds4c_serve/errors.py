@@ -75,6 +75,7 @@ RULES: Mapping[type[runtime.RuntimeFailure], Rule] = {
     runtime.StateInvalidError: Rule("FAILED_PRECONDITION", "STATE_INVALID"),
     runtime.NoTokenizerError: Rule("FAILED_PRECONDITION", "NO_TOKENIZER"),
     runtime.BackendFailedError: Rule("INTERNAL", "BACKEND_FAILED"),
+    runtime.NoProgressError: Rule("INTERNAL", "NO_PROGRESS"),
     runtime.ArtifactError: Rule("DATA_LOSS", "INTEGRITY_FAILED"),
     runtime.DeviceError: Rule("FAILED_PRECONDITION", "DEVICE_UNSUITABLE"),
     runtime.RuntimeFailure: Rule("INTERNAL", "BACKEND_FAILED"),
