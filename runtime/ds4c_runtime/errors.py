@@ -97,8 +97,8 @@ class NoProgressError(RuntimeFailure):
     def __init__(self, position: int, snapshot_id: str) -> None:
         base = f"snapshot {snapshot_id}" if snapshot_id else "nothing"
         super().__init__(
-            f"generation ended: expected a new token between two restores, got position {position} from {base} "
-            "twice; please report it, with the log",
+            f"generation ended: expected a new token between two restores, got position {position} from "
+            f"{base} twice; please report it, with the log",
             position=position,
             snapshot_id=snapshot_id,
         )

@@ -1,4 +1,8 @@
-"""What a snapshot is: live ring rows and logits at a position, page references, and its token history."""
+"""What a snapshot is: live ring rows and logits at a position, page references, and its token history.
+
+The state of sampling needs no place of its own: a draw depends on seed and position only
+(`sampler.uniform`), penalties on the counts of the history, stop strings on the text of the history.
+"""
 
 from __future__ import annotations
 
