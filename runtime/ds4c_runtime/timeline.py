@@ -60,7 +60,8 @@ class Timeline:
         self.ring = store.snapshots.open()
         self._saved_from = 0
         self._saved: Logits = np.zeros((0, executor.manifest.model.vocab_size), np.float32)
-        self._floor_logits: Logits | None = None
+        self._rows: dict[int, Logits] = {}
+        """Logits at the floor and at the beginning of the last block, by position, where they are known."""
         self._marked: list[tuple[Reserved, Logits]] = []
 
     @property
@@ -82,8 +83,7 @@ class Timeline:
     def oldest_step(self) -> int:
         """Lowest position from which a step may still run: one below, for logits that are not held."""
         oldest = self.oldest_target
-        held = oldest == self.floor and self._floor_logits is not None
-        return oldest if held else max(0, oldest - 1)
+        return oldest if oldest == self.floor and oldest in self._rows else max(0, oldest - 1)
 
     def near(self, to: int, position: int) -> RewindKind | None:
         """How a rewind to `to` in `[0, position]` is done without a copy; `None` if it is not."""
@@ -121,14 +121,22 @@ class Timeline:
 
     def saved_logits(self) -> Logits | None:
         """Held logits at the current position, `[V]`."""
-        position = self.position
+        return self._logits_at(self.position)
+
+    def _logits_at(self, position: int) -> Logits | None:
         index = position - 1 - self._saved_from
         if 0 <= index < len(self._saved):
             return self._saved[index]
-        return self._floor_logits if position == self.floor else None
+        return self._rows.get(position)
 
-    def hold_logits(self, first: int, logits: Logits) -> None:
-        """Keep the logits after the tokens at positions `first`, `first + 1`, ..."""
+    def hold_logits(self, start: int, first: int, logits: Logits) -> None:
+        """Keep the logits after the tokens at positions `first`, `first + 1`, ... of a block from `start` on.
+
+        Those at `start` stay too, so that a rewind that rejects the whole block has its logits.
+        """
+        before = self._logits_at(start)
+        rows = {p: row for p, row in self._rows.items() if p == self.floor}
+        self._rows = rows if before is None else {**rows, start: before}
         self._saved_from, self._saved = first, logits
 
     def check_room(self, count: int) -> None:
@@ -196,7 +204,7 @@ class Timeline:
                 pool.unstage(staged)
         self.store.attach(self.lease, snapshot.pages)
         self.evaluated = self.high_water = self.floor = position
-        self._floor_logits = logits
+        self._rows[position] = logits
         seconds = time.perf_counter() - started
         self.executor.rates.record_restore(snapshot.bytes, seconds)
         self.recovery = Recovery(position, snapshot.snapshot_id, seconds)
@@ -277,6 +285,8 @@ class Timeline:
         kept = max(0, to - self._saved_from)
         if kept < len(self._saved):
             self._saved = self._saved[:kept]
+        if any(position > to for position in self._rows):
+            self._rows = {p: row for p, row in self._rows.items() if p <= to}
 
     def replace_history(self, snapshot: Snapshot) -> None:
         """Become the tokens of a snapshot, which may be of another branch; the state is given up."""
@@ -288,7 +298,7 @@ class Timeline:
         """Give up the state; the history is what a rebuild makes it from."""
         self.evaluated = self.high_water = self.floor = 0
         self.recovery = None
-        self._floor_logits = None
+        self._rows = {}
         self.store.release_from(self.lease, 0)
         self._saved = self._saved[:0]
 
@@ -301,12 +311,11 @@ class Timeline:
         self.floor = min(at, parent.oldest_target)
         self.high_water = self.evaluated = at
         self.store.share(parent.lease, self.lease, at)
-        if self.floor == parent.floor:
-            self._floor_logits = parent._floor_logits
+        self._rows = {p: row for p in (self.floor, at) if (row := parent._logits_at(p)) is not None}
         if at:
             self.executor.fork(parent.lease.slot, self.lease.slot, self.oldest_step, at)
         kept = max(0, at - parent._saved_from)
-        self.hold_logits(parent._saved_from, parent._saved[:kept])
+        self._saved_from, self._saved = parent._saved_from, parent._saved[:kept]
 
     def close(self) -> None:
         """Give back slot, pages and snapshots."""
@@ -329,6 +338,7 @@ class Timeline:
         assert not len(self._saved) or self._saved_from + len(self._saved) <= self.evaluated, (
             "logits of dropped tokens"
         )
+        assert all(p <= self.evaluated for p in self._rows), "logits of dropped tokens"
         assert not self._marked, "snapshots that a step has filled were forgotten"
         for entry in self.ring.branch:
             assert self.history.starts_with(entry.snapshot.history), "a snapshot of another branch"
@@ -367,7 +377,7 @@ def run(executor: Stepper, work: Sequence[Work]) -> list[Logits]:
             rows = segment.logit_rows()
             line.hold_marked([(m, logits[rows.index(m.position - 1 - start)]) for m in segment.marks])
             logits = logits[len(rows) - wanted :]
-        line.hold_logits(end - wanted, logits)
+        line.hold_logits(start, end - wanted, logits)
         held.append(logits)
     return held
 

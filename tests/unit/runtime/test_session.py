@@ -175,8 +175,12 @@ def test_saved_logits_are_used_and_else_one_token_is_replayed() -> None:
     assert machine.device.calls == calls
     assert session.last_rewind is not None
     assert session.last_rewind.replayed_tokens == 0
-    session.rewind(40)
+    session.rewind(40)  # the whole block is rejected: where it began, the logits are held too
     assert np.array_equal(session.logits(), ORACLE.logits(tuple(given[:40])))
+    assert machine.device.calls == calls
+    assert session.last_rewind.replayed_tokens == 0
+    session.rewind(39)
+    assert np.array_equal(session.logits(), ORACLE.logits(tuple(given[:39])))
     assert machine.device.calls == calls + 1
     assert session.last_rewind.replayed_tokens == 1
     assert session.last_rewind.kind is RewindKind.IN_PLACE
