@@ -206,8 +206,9 @@ def test_streams_side_by_side_are_those_alone(server: ServerProcess) -> None:
         (600, pb.REWIND_KIND_NONE, 0),
         (599, pb.REWIND_KIND_IN_PLACE, 0),
         (600 - HORIZON, pb.REWIND_KIND_IN_PLACE, 0),
-        (600 - HORIZON - 1, pb.REWIND_KIND_REBUILD, 600 - HORIZON - 1),
-        (129, pb.REWIND_KIND_REBUILD, 129),
+        (600 - HORIZON - 1, pb.REWIND_KIND_SNAPSHOT_REPLAY, 600 - HORIZON - 1 - 512),
+        (512, pb.REWIND_KIND_SNAPSHOT, 0),
+        (129, pb.REWIND_KIND_SNAPSHOT_REPLAY, 1),
         (1, pb.REWIND_KIND_REBUILD, 1),
     ],
 )
@@ -248,7 +249,8 @@ def test_rewind_does_what_plan_said_and_leaves_a_fresh_session(
     [
         (500, pb.REWIND_KIND_IN_PLACE, 0),
         (450, pb.REWIND_KIND_IN_PLACE, 0),
-        (300, pb.REWIND_KIND_REBUILD, 300),
+        (300, pb.REWIND_KIND_SNAPSHOT_REPLAY, 44),
+        (100, pb.REWIND_KIND_REBUILD, 100),
     ],
 )
 def test_a_fork_is_a_fresh_session_and_leaves_the_first_as_it_was(
