@@ -247,5 +247,5 @@ def _state(state: PlannedState) -> schema.RingState | schema.AppendState | schem
     assert state.live is not None
     live = schema.Live(*state.live)
     return schema.RingState(
-        state.name, "ring", dtype, state.rows, state.width, state.every, state.offset, live
+        state.name, state.kind, dtype, state.rows, state.width, state.every, state.offset, live
     )

@@ -17,10 +17,8 @@ from ds4c import artifact
 from ds4c.errors import CompileError, MalformedInputError, TargetError, UsageError
 from ds4c.importers.safetensors import Checkpoint, open_checkpoint
 from ds4c.ir.dialect import print_module
-from ds4c.models.config import ModelConfig
-from ds4c.models.deepseek_v4 import build_module
+from ds4c.models.architecture import Config
 from ds4c.models.ir_weights import IrWeight, ir_weights, load_ir_weight
-from ds4c.models.weights import num_parameters
 from ds4c.passes.pipeline import PipelineOptions, pipeline, run_pipeline
 from ds4c.passes.planned import planned_of
 from ds4c.passes.program import program_of
@@ -120,7 +118,7 @@ class Compiled:
     """A fully lowered module with what is needed to load its weights."""
 
     module: ModuleOp
-    config: ModelConfig
+    config: Config
     context: int
     weights: dict[str, IrWeight]
 
@@ -172,7 +170,7 @@ def _check_tokenizer(checkpoint: Checkpoint) -> None:
         )
 
 
-def resolve_options(config: ModelConfig, options: BuildOptions) -> PipelineOptions:
+def resolve_options(config: Config, options: BuildOptions) -> PipelineOptions:
     """Fill in defaults and refuse what the model cannot do.
 
     Raises:
@@ -217,7 +215,7 @@ def _compile(
 ) -> Compiled:
     config = checkpoint.config
     weights = ir_weights(config, chosen.context, lambda name: checkpoint.load(name).dtype.name)
-    module = build_module(config, weights)
+    module = checkpoint.architecture.build_module(config, weights)
     try:
         passes = pipeline(chosen)
         run_pipeline(module, passes, dump_ir, lambda name: report(Stage("passes", name)))
@@ -241,7 +239,7 @@ def _write_weights(
         report(Stage("weights", name, done, total))
 
     def load(name: str) -> NDArray[Any]:
-        return load_ir_weight(compiled.weights[name], compiled.config, compiled.context, checkpoint.load)
+        return load_ir_weight(compiled.weights[name], checkpoint.load)
 
     size = planned.plan.weights_bytes
     artifact.write_weights(work / "weights.bin", planned.weights, target, load, size, progress)
@@ -269,14 +267,14 @@ def _manifest(
             xdsl=_version("xdsl"),
         ),
         schema.ModelInfo(
-            architecture="deepseek_v4",
+            architecture=checkpoint.architecture.model_type,
             name=name,
             vocab_size=config.vocab_size,
             context=compiled.context,
             layers=config.num_hidden_layers,
             bos_token_id=config.bos_token_id,
             eos_token_ids=config.eos_token_ids,
-            parameters=num_parameters(config),
+            parameters=checkpoint.architecture.num_parameters(config),
             checkpoint_sha256=checkpoint.source_sha256(),
         ),
         artifact.file_entries(work),

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ds4c.importers.names import FusedExperts, native_name
+from ds4c.models.names import FusedExperts, native_name
 from ds4c.importers.safetensors import Checkpoint, open_checkpoint
 from ds4c.models.config import PLAIN_INTEGERS, PLAIN_REALS, ModelConfig
 

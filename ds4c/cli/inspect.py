@@ -107,25 +107,25 @@ def _checkpoint(path: Path, tensors: bool, as_json: bool) -> None:
     import dataclasses
 
     from ds4c.importers.safetensors import open_checkpoint
-    from ds4c.models.weights import num_parameters
 
     checkpoint = open_checkpoint(path)
-    config = checkpoint.config
+    config, architecture = checkpoint.config, checkpoint.architecture
+    parameters = architecture.num_parameters(config)
     infos = [checkpoint.info(name) for name in checkpoint.names()]
     if as_json:
         listed = [{"name": i.name, "dtype": i.dtype, "shape": list(i.shape)} for i in infos]
         print_json(
             {
-                "config": dataclasses.asdict(config),
-                "parameters": num_parameters(config),
+                "config": dataclasses.asdict(cast(Any, config)),
+                "parameters": parameters,
                 "bytes": checkpoint.total_bytes,
                 "tensors": listed,
             }
         )
         return
     dtypes = sorted({i.dtype for i in infos})
-    print_result(f"checkpoint {path}, deepseek_v4, {num_parameters(config):,} parameters")
-    print_result(f"layers     {config.num_hidden_layers}, compress ratios {list(config.compress_ratios)}")
+    print_result(f"checkpoint {path}, {architecture.model_type}, {parameters:,} parameters")
+    print_result(f"layers     {config.num_hidden_layers}, {architecture.layers(config)}")
     print_result(f"tensors    {len(infos)}, {', '.join(dtypes)}, {format_bytes(checkpoint.total_bytes)}")
     print_result(f"context    {config.max_position_embeddings} tokens, vocabulary {config.vocab_size}")
     if tensors:

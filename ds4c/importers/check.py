@@ -7,7 +7,7 @@ from numpy.typing import NDArray
 
 from ds4c.errors import MalformedInputError
 from ds4c.importers.safetensors import MAX_LISTED, Checkpoint, Progress, some
-from ds4c.models.weights import TensorRole, TensorSpec, expected_tensors
+from ds4c.models.tensors import TensorRole, TensorSpec
 
 _BLOCK_ELEMENTS = 1 << 20
 _EXPONENT_MASKS: dict[str, tuple[type[np.unsignedinteger[Any]], int]] = {
@@ -24,7 +24,7 @@ def check_checkpoint(checkpoint: Checkpoint, progress: Progress | None = None) -
     Raises:
         MalformedInputError: One or more tensors are missing, unknown or wrong.
     """
-    expected = expected_tensors(checkpoint.config)
+    expected = checkpoint.architecture.tensors(checkpoint.config)
     problems: list[str] = []
     missing = [name for name in expected if name not in checkpoint]
     if missing:
@@ -79,8 +79,8 @@ def _tensor_problem(checkpoint: Checkpoint, name: str, spec: TensorSpec) -> str 
     values = checkpoint.load(name)
     if spec.role is TensorRole.INDEX:
         low, high = int(values.min()), int(values.max())
-        experts = checkpoint.config.n_routed_experts
-        return None if 0 <= low and high < experts else f"expected ids in [0, {experts}), got {low} to {high}"
+        limit = spec.limit
+        return None if 0 <= low and high < limit else f"expected ids in [0, {limit}), got {low} to {high}"
     position = first_not_finite(values)
     if position is None:
         return None

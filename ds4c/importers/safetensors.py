@@ -17,9 +17,8 @@ from numpy.typing import DTypeLike, NDArray
 
 from ds4c.errors import MalformedInputError, UsageError
 from ds4c.importers.header import StoredTensor, load_json_object, read_header
-from ds4c.importers.names import FusedExperts, is_draft_name, native_name
-from ds4c.models.config import ModelConfig, load_config
-from ds4c.models.weights import expected_tensors
+from ds4c.models.architecture import Architecture, Config, architecture_of, load_config
+from ds4c.models.names import FusedExperts, is_draft_name
 
 Progress = Callable[[str, int], None]
 """Called after each tensor with its native name and its bytes."""
@@ -67,12 +66,17 @@ class Checkpoint:
     """
 
     folder: Path
-    config: ModelConfig
+    config: Config
     tokenizer_path: Path | None
     files: tuple[Path, ...]
     extra_names: tuple[str, ...]
     _tensors: dict[str, TensorInfo] = field(repr=False)
     _maps: dict[Path, NDArray[np.uint8]] = field(default_factory=dict[Path, NDArray[np.uint8]], repr=False)
+
+    @property
+    def architecture(self) -> Architecture:
+        """What the configuration belongs to."""
+        return architecture_of(self.config)
 
     def names(self) -> tuple[str, ...]:
         """List the native names of all known tensors present, in the order of computation."""
@@ -161,8 +165,9 @@ def open_checkpoint(path: Path) -> Checkpoint:
     config = load_config(path / "config.json")
     stored = _stored_tensors(path)
     _check_dtypes(path, stored)
-    found = _native_tensors(path, stored)
-    expected = expected_tensors(config)
+    architecture = architecture_of(config)
+    found = _native_tensors(path, stored, architecture)
+    expected = architecture.tensors(config)
     known = {name: found[name] for name in expected if name in found}
     tokenizer = path / "tokenizer.json"
     if not tokenizer.is_file() and (tokenizer.exists() or tokenizer.is_symlink()):
@@ -268,11 +273,13 @@ def _check_dtypes(folder: Path, stored: dict[str, tuple[Path, StoredTensor]]) ->
         )
 
 
-def _native_tensors(folder: Path, stored: dict[str, tuple[Path, StoredTensor]]) -> dict[str, TensorInfo]:
+def _native_tensors(
+    folder: Path, stored: dict[str, tuple[Path, StoredTensor]], architecture: Architecture
+) -> dict[str, TensorInfo]:
     """Map stored tensors to native names, taking fused experts apart."""
     found: dict[str, TensorInfo] = {}
     for stored_name, (file, tensor) in stored.items():
-        native = native_name(stored_name)
+        native = architecture.native_name(stored_name)
         if isinstance(native, FusedExperts):
             infos = _split(folder, native, stored_name, file, tensor)
         else:

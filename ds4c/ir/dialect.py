@@ -13,13 +13,14 @@ from xdsl.printer import Printer
 from xdsl.utils.exceptions import VerifyException
 
 from ds4c.ir.attention_ops import ATTENTION_OPS
+from ds4c.ir.recurrent_ops import RECURRENT_OPS
 from ds4c.ir.state_ops import STATE_OPS
 from ds4c.ir.tensor_ops import TENSOR_OPS
 from ds4c.ir.types import BlockType, MarksType, RowsType, StateKindAttr, StateType
 
 DS4 = Dialect(
     "ds4",
-    [*STATE_OPS, *TENSOR_OPS, *ATTENTION_OPS],
+    [*STATE_OPS, *TENSOR_OPS, *ATTENTION_OPS, *RECURRENT_OPS],
     [StateKindAttr, StateType, BlockType, RowsType, MarksType],
 )
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from types import ModuleType
 from typing import Any, cast
 
 import numpy as np
@@ -19,6 +20,7 @@ from xdsl.ir import Operation, SSAValue
 from xdsl.irdl import IRDLOperation
 
 from ds4c.ir import numpy_ops as np_ops
+from ds4c.ir import numpy_recurrent_ops as np_recurrent
 from ds4c.ir.attention_ops import CallKernelOp
 from ds4c.ir.block import Block
 from ds4c.ir.state_ops import CloseOp, OpenOp, StateOp, states_of
@@ -210,8 +212,10 @@ def rule(fn: Rule) -> Rule:
     return fn
 
 
-def _simple(name: str, operands: Sequence[str], attrs: Sequence[str] = ()) -> None:
-    meaning = getattr(np_ops, name)
+def _simple(
+    name: str, operands: Sequence[str], attrs: Sequence[str] = (), meanings: ModuleType = np_ops
+) -> None:
+    meaning = getattr(meanings, name)
 
     def run(f: Frame) -> Sequence[Any]:
         out = meaning(*(f[o] for o in operands), *(f.attrs[a] for a in attrs))
@@ -241,6 +245,14 @@ for _name, _operands, _attrs in (
     ("moe_experts", ("x", "experts", "weights", "w1", "w3", "w2"), ("clamp",)),
 ):
     _simple(_name, _operands, _attrs)
+
+for _name, _operands, _attrs in (
+    ("causal_conv", ("old", "own", "taps", "at"), ()),
+    ("delta_gates", ("a", "b", "rate", "bias"), ()),
+    ("gated_delta", ("qkv", "decay", "beta", "old", "at"), ("key_heads", "key_width", "eps")),
+    ("gated_norm", ("x", "gate", "gain"), ("eps",)),
+):
+    _simple(_name, _operands, _attrs, np_recurrent)
 
 
 @rule

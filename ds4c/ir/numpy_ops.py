@@ -35,7 +35,9 @@ def softplus(x: Array) -> Array:
 
 
 def embed(tokens: Array, table: Array, copies: int) -> Array:
-    """`[T]` int -> `[T, copies, d]`: every hyper-connection copy starts as the embedding row."""
+    """`[T]` int -> `[T, copies, d]`: every copy starts as the embedding row; `[T, d]` for `copies` 0."""
+    if copies == 0:
+        return table[tokens]
     return np.repeat(table[tokens][:, None, :], copies, axis=1)
 
 

@@ -182,21 +182,24 @@ class CloseOp(IRDLOperation):
 
 @irdl_op_definition
 class ReadRowsOp(IRDLOperation):
-    """Rows of a ring before the block, `span` per segment: read before the block's rows are written."""
+    """Rows of a ring (planes of an opaque state) before the block, `span` per segment.
+
+    They are read before the block's rows are written; rows before position 0 are zero.
+    """
 
     name = "ds4.read_rows"
     state = operand_def(StateType)
     at = operand_def(BlockType)
     span = prop_def(Int)
     rows = result_def(TensorType)
-    traits = traits_def(Pure(), StateSymbolUser(ring=("state",)), StateAccess(reads=("state",)))
+    traits = traits_def(Pure(), StateSymbolUser(by_position=("state",)), StateAccess(reads=("state",)))
     irdl_options = (ParsePropInAttrDict(),)
     assembly_format = "operands attr-dict `:` functional-type(operands, results)"
 
 
 @irdl_op_definition
 class WriteOp(IRDLOperation):
-    """Rows of the block go to ring slots `position mod capacity`; yields the next version."""
+    """Rows (or planes) of the block go to slot rows `position mod capacity`; yields the next version."""
 
     name = "ds4.write"
     T: ClassVar = VarConstraint("T", BaseAttr(StateType))
@@ -205,7 +208,7 @@ class WriteOp(IRDLOperation):
     at = operand_def(BlockType)
     res = result_def(T)
     traits = traits_def(
-        Pure(), StateSymbolUser(ring=("state",)), StateAccess(writes=("state",)), WrittenOnce()
+        Pure(), StateSymbolUser(by_position=("state",)), StateAccess(writes=("state",)), WrittenOnce()
     )
     assembly_format = "$state `,` $rows `at` $at attr-dict `:` type($state) `,` type($rows)"
 

@@ -79,7 +79,7 @@ class WindowsOp(IRDLOperation):
 
 @irdl_op_definition
 class EmbedOp(IRDLOperation):
-    """Embedding rows, repeated for every hyper-connection copy."""
+    """Embedding rows, repeated for every hyper-connection copy; `copies` 0: one row, no such dimension."""
 
     name = "ds4.embed"
     tokens = operand_def(TensorType)
@@ -91,8 +91,9 @@ class EmbedOp(IRDLOperation):
     assembly_format = _FORMAT
 
     def verify_(self) -> None:
-        """`[T]`, `[V, d]` -> `[T, copies, d]`."""
-        expect(self, "result", (self.copies.value.data, shape(self.table)[1]), _width(self.x))
+        """`[T]`, `[V, d]` -> `[T, copies, d]`, or `[T, d]`."""
+        copies, width = self.copies.value.data, shape(self.table)[1]
+        expect(self, "result", (copies, width) if copies else (width,), _width(self.x))
 
 
 @irdl_op_definition

@@ -91,23 +91,30 @@ class WrittenOnce(OpTrait):
 class StateSymbolUser(SymbolUserOpInterface):
     """Every state type of the op names a declared state, and operands have the kind the op can address.
 
-    `ring` and `append` are operand names; operands named in neither may be states of any kind but host.
+    `ring`, `append` and `by_position` (ring or opaque: one row per position) are operand names; operands
+    named in none of them may be states of any kind but host.
     """
 
     ring: tuple[str, ...] = ()
     append: tuple[str, ...] = ()
+    by_position: tuple[str, ...] = ()
 
     def verify(self, op: Operation) -> None:
         """Raise if an operand or result names an undeclared state, or an operand one of another kind."""
         self._verify_declared(op)
-        for names, kind in ((self.ring, StateKind.RING), (self.append, StateKind.APPEND)):
+        for names, kinds in (
+            (self.ring, (StateKind.RING,)),
+            (self.append, (StateKind.APPEND,)),
+            (self.by_position, (StateKind.RING, StateKind.OPAQUE)),
+        ):
             for value in _named(op, names):
                 state = cast(StateType, value.type)
                 declared = SymbolTable.lookup_symbol(op, state.symbol)
-                found = cast(StateKind, getattr(declared, "state_kind", kind))
-                if found is not kind:
+                found = cast(StateKind, getattr(declared, "state_kind", kinds[0]))
+                if found not in kinds:
                     raise VerifyException(
-                        f"{op.name}: @{state.state_name}: expected a state of kind {kind}, got {found}"
+                        f"{op.name}: @{state.state_name}: expected a state of kind {' or '.join(kinds)}, "
+                        f"got {found}"
                     )
                 _verify_every(op, state.state_name, declared)
 

@@ -23,6 +23,7 @@ from xdsl.dialects.builtin import (
 from xdsl.ir import Attribute, Block, Operation, Region, SSAValue
 
 from ds4c.ir import attention_ops as ao
+from ds4c.ir import recurrent_ops as ro
 from ds4c.ir import state_ops as so
 from ds4c.ir import tensor_ops as to
 from ds4c.ir.types import BlockType, rows_tensor
@@ -139,12 +140,13 @@ class FunctionBuilder:
     # ------------------------------------------------------------ tensor ops
 
     def embed(self, tokens: SSAValue, table: str, copies: int) -> SSAValue:
-        """Embedding rows, repeated."""
+        """Embedding rows, repeated; `copies` 0 is one row without a dimension of copies."""
+        width = self.weight_shape(table)[1]
         return self._one(
             to.EmbedOp(
                 operands=[tokens, self.weight(table)],
                 properties={"copies": int_attr(copies)},
-                result_types=[rows_tensor(copies, self.weight_shape(table)[1])],
+                result_types=[rows_tensor(copies, width) if copies else rows_tensor(width)],
             )
         )
 
@@ -254,6 +256,57 @@ class FunctionBuilder:
                 operands=[x, *(self.weight(prefix + p) for p in ("fn", "base", "scale"))],
                 properties={"eps": float_attr(eps), "norm_eps": float_attr(norm_eps)},
                 result_types=[rows_tensor(width)],
+            )
+        )
+
+    # ------------------------------------------------------------ recurrent layers
+
+    def causal_conv(self, old: SSAValue, own: SSAValue, taps: str, at: SSAValue) -> SSAValue:
+        """Short convolution over old and own rows, then silu."""
+        return self._one(
+            ro.CausalConvOp(operands=[old, own, self.weight(taps), at], result_types=[own.type])
+        )
+
+    def delta_gates(self, a: SSAValue, b: SSAValue, rate: str, bias: str) -> tuple[SSAValue, SSAValue]:
+        """Decay and step size of every head."""
+        op = ro.DeltaGatesOp(
+            operands=[a, b, self.weight(rate), self.weight(bias)], result_types=[a.type, b.type]
+        )
+        decay, beta = self.emit(op)
+        return decay, beta
+
+    def gated_delta(
+        self,
+        qkv: SSAValue,
+        decay: SSAValue,
+        beta: SSAValue,
+        old: SSAValue,
+        at: SSAValue,
+        key_heads: int,
+        key_width: int,
+        value_width: int,
+        eps: float,
+    ) -> tuple[SSAValue, SSAValue]:
+        """Gated delta rule: outputs of all heads, and the plane after every row."""
+        op = ro.GatedDeltaOp(
+            operands=[qkv, decay, beta, old, at],
+            properties={
+                "key_heads": int_attr(key_heads),
+                "key_width": int_attr(key_width),
+                "eps": float_attr(eps),
+            },
+            result_types=[rows_tensor(value_width), rows_tensor(key_width * value_width)],
+        )
+        o, planes = self.emit(op)
+        return o, planes
+
+    def gated_norm(self, x: SSAValue, gate: SSAValue, gain: str, eps: float) -> SSAValue:
+        """Norm of each head with a gain, times silu of the gate."""
+        return self._one(
+            ro.GatedNormOp(
+                operands=[x, gate, self.weight(gain)],
+                properties={"eps": float_attr(eps)},
+                result_types=[x.type],
             )
         )
 

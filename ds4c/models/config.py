@@ -4,13 +4,12 @@ Reading and writing Hugging Face's `config.json` is here as well (parsing helper
 `config_parse.py`); tensors are described by `weights.py`.
 """
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import cast
 
-from ds4c.errors import MalformedInputError, UsageError
+from ds4c.errors import MalformedInputError
+from ds4c.models.config_keys import read_json_object
 
 SPARSE_RATIO = 4
 """Compress ratio of the layers with an indexer and two lanes (tokens per compressed row)."""
@@ -120,42 +119,14 @@ class ModelConfig:
 
 
 def load_config(path: Path) -> ModelConfig:
-    """Read a Hugging Face `config.json`, in the published or in the transformers 5 spelling.
+    """Read a `config.json` of DeepSeek-V4, in the published or in the transformers 5 spelling.
 
     Raises:
         UsageError: `path` does not exist.
         MalformedInputError: Not a JSON object, another architecture, or missing, contradictory or
             unsupported keys; the key is named.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
-        raise UsageError(
-            f"{path} not read: expected a config.json, got no such file; give the folder of a Hugging Face "
-            "checkpoint"
-        ) from None
-    except (OSError, UnicodeDecodeError) as error:
-        raise MalformedInputError(
-            f"{path} not read: expected readable UTF-8 text, got {error}; copy it again"
-        ) from error
-    try:
-        data: object = json.loads(text, object_pairs_hook=_unique_keys)
-    except (ValueError, RecursionError) as error:
-        raise MalformedInputError(f"{path} not read: expected JSON, got {error}; copy it again") from error
-    if not isinstance(data, dict):
-        raise MalformedInputError(
-            f"{path} not read: expected a JSON object, got {type(data).__name__}; copy it again"
-        )
-    return config_from_dict(cast(dict[str, object], data), str(path))
-
-
-def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
-    """Object of JSON; `json` itself would drop all but the last of equal keys in silence."""
-    result = dict(pairs)
-    if len(result) != len(pairs):
-        names = [name for name, _ in pairs]
-        raise ValueError(f"the key {next(n for n in names if names.count(n) > 1)!r} twice")
-    return result
+    return config_from_dict(read_json_object(path), str(path))
 
 
 def config_from_dict(data: Mapping[str, object], source: str = "config.json") -> ModelConfig:

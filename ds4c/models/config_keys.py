@@ -1,12 +1,52 @@
 """Typed access to the keys of a JSON object, with every missing key named at once.
 
-Knows nothing of DeepSeek-V4; `config.py` says which keys there are and what they mean.
+Knows no model; `config_parse.py` and its like say which keys there are and what they mean.
 """
 
+import json
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import cast
 
-from ds4c.errors import MalformedInputError
+from ds4c.errors import MalformedInputError, UsageError
+
+
+def read_json_object(path: Path) -> dict[str, object]:
+    """Read a `config.json`: an object in which no key stands twice.
+
+    Raises:
+        UsageError: `path` does not exist.
+        MalformedInputError: It cannot be read or is no JSON object.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except FileNotFoundError:
+        raise UsageError(
+            f"{path} not read: expected a config.json, got no such file; give the folder of a Hugging Face "
+            "checkpoint"
+        ) from None
+    except (OSError, UnicodeDecodeError) as error:
+        raise MalformedInputError(
+            f"{path} not read: expected readable UTF-8 text, got {error}; copy it again"
+        ) from error
+    try:
+        data: object = json.loads(text, object_pairs_hook=_unique_keys)
+    except (ValueError, RecursionError) as error:
+        raise MalformedInputError(f"{path} not read: expected JSON, got {error}; copy it again") from error
+    if not isinstance(data, dict):
+        raise MalformedInputError(
+            f"{path} not read: expected a JSON object, got {type(data).__name__}; copy it again"
+        )
+    return cast(dict[str, object], data)
+
+
+def _unique_keys(pairs: list[tuple[str, object]]) -> dict[str, object]:
+    """Object of JSON; `json` itself would drop all but the last of equal keys in silence."""
+    result = dict(pairs)
+    if len(result) != len(pairs):
+        names = [name for name, _ in pairs]
+        raise ValueError(f"the key {next(n for n in names if names.count(n) > 1)!r} twice")
+    return result
 
 
 class KeyReader:
@@ -15,11 +55,13 @@ class KeyReader:
     Args:
         source: Name of the object in messages, such as `config.json` or `config.json: rope_scaling`.
         data: The parsed object.
+        family: The models that the object describes, for messages.
     """
 
-    def __init__(self, source: str, data: Mapping[str, object]) -> None:
+    def __init__(self, source: str, data: Mapping[str, object], family: str) -> None:
         self.source = source
         self.data = data
+        self.family = family
 
     def has(self, key: str) -> bool:
         """Say whether `key` is present; a key with the value null counts as present."""
@@ -81,7 +123,7 @@ class KeyReader:
         value = self.data[key]
         if not isinstance(value, dict):
             raise self.fail(f"{key}: expected an object, got {value!r}")
-        return KeyReader(f"{self.source}: {key}", cast(dict[str, object], value))
+        return KeyReader(f"{self.source}: {key}", cast(dict[str, object], value), self.family)
 
     def expect(self, key: str, expected: object) -> None:
         """Check that `key`, where present, holds exactly `expected`, of the same type."""
@@ -89,7 +131,7 @@ class KeyReader:
             return
         value = self.data[key]
         if value != expected or isinstance(value, bool) != isinstance(expected, bool):
-            raise self.fail(f"{key}: expected {expected!r}, got {value!r}; DeepSeek-V4 has no other form")
+            raise self.fail(f"{key}: expected {expected!r}, got {value!r}; {self.family} has no other form")
 
     def _list(self, key: str) -> list[object]:
         value = self.data[key]

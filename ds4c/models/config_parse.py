@@ -56,7 +56,7 @@ def parse_config(data: Mapping[str, object], source: str) -> ModelConfig:
     Raises:
         MalformedInputError: Another architecture, or missing, contradictory or unsupported keys.
     """
-    reader = KeyReader(source, data)
+    reader = KeyReader(source, data, "DeepSeek-V4")
     try:
         return _parse(reader)
     except MalformedInputError as error:
@@ -230,7 +230,7 @@ def _rope(reader: KeyReader, factor: float) -> tuple[float, float, YarnScaling |
         scalings.append(("rope_parameters", _rope_parameters(reader, factor, thetas)))
     elif reader.has("rope_parameters") and not scalings:
         scalings.append(("rope_parameters", None))
-    reader_thetas = KeyReader(reader.source, dict(thetas))
+    reader_thetas = KeyReader(reader.source, dict(thetas), reader.family)
     reader_thetas.require([("rope_theta",), ("compress_rope_theta",)])
     if len(scalings) == 2 and scalings[0][1] != scalings[1][1]:
         raise reader.contradiction(*(f"{key} gives {yarn}" for key, yarn in scalings))

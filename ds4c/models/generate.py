@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ds4c.errors import UsageError
-from ds4c.models.config import ModelConfig, to_hf_dict
-from ds4c.models.weights import TensorRole, TensorSpec, expected_tensors
+from ds4c.models.architecture import Config, architecture_of
+from ds4c.models.tensors import TensorRole, TensorSpec
 
 WeightDtype = Literal["float32", "bfloat16"]
 Array = NDArray[Any]
@@ -28,7 +28,7 @@ Array = NDArray[Any]
 _ITEM_BYTES = {"I64": 8, "F32": 4, "BF16": 2}
 
 
-def generate_weights(config: ModelConfig, seed: int, dtype: WeightDtype = "float32") -> dict[str, Array]:
+def generate_weights(config: Config, seed: int, dtype: WeightDtype = "float32") -> dict[str, Array]:
     """Make all tensors of the main model by native name.
 
     Args:
@@ -41,12 +41,12 @@ def generate_weights(config: ModelConfig, seed: int, dtype: WeightDtype = "float
     """
     return {
         name: generate_tensor(config, name, spec, seed, dtype)
-        for name, spec in expected_tensors(config).items()
+        for name, spec in architecture_of(config).tensors(config).items()
     }
 
 
 def generate_tensor(
-    config: ModelConfig, name: str, spec: TensorSpec, seed: int, dtype: WeightDtype = "float32"
+    config: Config, name: str, spec: TensorSpec, seed: int, dtype: WeightDtype = "float32"
 ) -> Array:
     """Make one tensor; its values depend on `seed`, `name` and shape only, not on the other tensors.
 
@@ -63,8 +63,9 @@ def generate_tensor(
     digest = hashlib.sha256(name.encode()).digest()
     words = np.random.PCG64(np.random.SeedSequence([seed, *np.frombuffer(digest[:16], dtype="<u4").tolist()]))
     if spec.role is TensorRole.INDEX:
-        return _expert_ids(words, config, spec.shape)
-    values = _shaped(name, spec, _bell(words, spec.num_elements).reshape(spec.shape))
+        return _expert_ids(words, spec)
+    bell = _bell(words, spec.num_elements).reshape(spec.shape)
+    values = architecture_of(config).seeded_values(name, spec, bell)
     if dtype == "bfloat16" and spec.role is TensorRole.MATRIX:
         import ml_dtypes
 
@@ -73,13 +74,13 @@ def generate_tensor(
 
 
 def write_checkpoint(
-    config: ModelConfig,
+    config: Config,
     folder: Path,
     seed: int,
     dtype: WeightDtype = "float32",
     shards: int = 1,
 ) -> None:
-    """Write `config.json` and native-named safetensors, as the published checkpoints are laid out.
+    """Write `config.json` and safetensors, as the published checkpoints are named and laid out.
 
     The folder appears whole or not at all: files are written to a neighbour folder, then renamed.
 
@@ -93,7 +94,7 @@ def write_checkpoint(
     Raises:
         UsageError: `folder` is not empty, or an argument is out of range.
     """
-    specs = expected_tensors(config)
+    specs = architecture_of(config).tensors(config)
     if not 1 <= shards <= len(specs):
         raise UsageError(f"shards: expected 1 to {len(specs)}, got {shards}")
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -105,7 +106,7 @@ def write_checkpoint(
     shutil.rmtree(staging, ignore_errors=True)
     staging.mkdir()
     try:
-        _write_json(staging / "config.json", {**to_hf_dict(config), "dtype": dtype})
+        _write_json(staging / "config.json", {**architecture_of(config).to_hf_dict(config), "dtype": dtype})
         _write_shards(config, staging, seed, dtype, shards)
         if folder.exists():
             folder.rmdir()
@@ -128,28 +129,15 @@ def _bell(words: np.random.PCG64, count: int) -> NDArray[np.float32]:
     return ((total - mean) / deviation).astype(np.float32)
 
 
-def _shaped(name: str, spec: TensorSpec, values: NDArray[np.float32]) -> NDArray[np.float32]:
-    """Scale and shift bell-shaped values to the usual range of the tensor `name`."""
-    if name.endswith(("norm.weight", "_scale")):
-        return np.float32(1.0) + np.float32(0.2) * values
-    if name.endswith("_base"):
-        return np.float32(0.5) * values
-    if name.endswith("gate.bias"):
-        return np.float32(0.3) * values
-    if name.endswith(("attn_sink", ".ape")) or name == "embed.weight":
-        return values
-    return np.float32(1.0 / math.sqrt(spec.shape[-1])) * values
-
-
-def _expert_ids(words: np.random.PCG64, config: ModelConfig, shape: tuple[int, ...]) -> NDArray[np.int64]:
+def _expert_ids(words: np.random.PCG64, spec: TensorSpec) -> NDArray[np.int64]:
     """Make `[V, K]` int64: per token the first K experts of a random permutation."""
-    keys = np.asarray(words.random_raw(shape[0] * config.n_routed_experts), dtype=np.uint64)
-    order = np.argsort(keys.reshape(shape[0], config.n_routed_experts), axis=1, kind="stable")
-    return np.ascontiguousarray(order[:, : shape[1]]).astype(np.int64)
+    keys = np.asarray(words.random_raw(spec.shape[0] * spec.limit), dtype=np.uint64)
+    order = np.argsort(keys.reshape(spec.shape[0], spec.limit), axis=1, kind="stable")
+    return np.ascontiguousarray(order[:, : spec.shape[1]]).astype(np.int64)
 
 
-def _write_shards(config: ModelConfig, staging: Path, seed: int, dtype: WeightDtype, shards: int) -> None:
-    specs = list(expected_tensors(config).items())
+def _write_shards(config: Config, staging: Path, seed: int, dtype: WeightDtype, shards: int) -> None:
+    specs = list(architecture_of(config).tensors(config).items())
     weight_map: dict[str, str] = {}
     total_bytes = 0
     for shard in range(shards):

@@ -1,8 +1,10 @@
-"""Named configurations: two tiny ones for tests, one for speed, and the two shipped models."""
+"""Named configurations: tiny ones for tests, one for speed, and the two shipped models."""
 
 from dataclasses import replace
 
+from ds4c.models.architecture import Config
 from ds4c.models.config import ModelConfig, YarnScaling
+from ds4c.models.gated_delta_config import GatedDeltaConfig
 
 
 def _shipped_yarn() -> YarnScaling:
@@ -148,4 +150,28 @@ PRESETS: dict[str, ModelConfig] = {
     "flash": _flash(),
     "pro": _pro(),
 }
-"""Configuration by preset name; `generate.py` makes seeded weights for any of them."""
+"""DeepSeek-V4 by preset name; `generate.py` makes seeded weights for any of them."""
+
+OTHER_PRESETS: dict[str, GatedDeltaConfig] = {
+    "tiny-delta": GatedDeltaConfig(
+        vocab_size=160,
+        hidden_size=64,
+        intermediate_size=96,
+        num_hidden_layers=3,
+        linear_num_key_heads=2,
+        linear_num_value_heads=4,
+        linear_key_head_dim=16,
+        linear_value_head_dim=16,
+        linear_conv_kernel_dim=4,
+        rms_norm_eps=1e-6,
+        max_position_embeddings=4096,
+        bos_token_id=0,
+        eos_token_ids=(1,),
+    ),
+}
+"""The second architecture, three layers of 4 KiB of state: nothing but recurrent state, 0.14 M parameters."""
+
+
+def preset(name: str) -> Config:
+    """Configuration of any architecture by preset name; `KeyError` if there is none."""
+    return PRESETS[name] if name in PRESETS else OTHER_PRESETS[name]

@@ -1,51 +1,18 @@
 """Tensors of a DeepSeek-V4 checkpoint: native names, shapes and roles.
 
 Native names (`layers.N.attn.wq_a.weight`) are the canonical ones everywhere in ds4c; other
-spellings are mapped by `ds4c.importers.names`. Draft layers (`mtp.*`) are not described here.
+spellings are mapped by `ds4c.models.names`. Draft layers (`mtp.*`) are not described here.
 """
 
 from collections.abc import Iterator
-from dataclasses import dataclass
-from enum import StrEnum
+
+import numpy as np
+from numpy.typing import NDArray
 
 from ds4c.models.config import ModelConfig
-
-
-class TensorRole(StrEnum):
-    """What a tensor is used for, which decides the types it may be stored in.
-
-    MATRIX: weight of a linear layer or an embedding; any float type, quantised in shipped models.
-    CONTROL: norms, sinks, biases, `ape` and hyper-connections; published as float32 or bfloat16.
-    INDEX: expert ids by token; int32 or int64.
-    """
-
-    MATRIX = "matrix"
-    CONTROL = "control"
-    INDEX = "index"
-
-    @property
-    def is_integer(self) -> bool:
-        """Say whether the tensor holds whole numbers rather than floats."""
-        return self is TensorRole.INDEX
-
-
-@dataclass(frozen=True)
-class TensorSpec:
-    """Shape (`[out, in]` for matrices) and role of one tensor."""
-
-    shape: tuple[int, ...]
-    role: TensorRole
-
-    @property
-    def num_elements(self) -> int:
-        """Number of elements."""
-        total = 1
-        for extent in self.shape:
-            total *= extent
-        return total
-
-
-Item = tuple[str, TensorSpec]
+from ds4c.models.tensors import Item, TensorRole, TensorSpec
+from ds4c.models.tensors import control as _control
+from ds4c.models.tensors import matrix as _matrix
 
 
 def expected_tensors(config: ModelConfig) -> dict[str, TensorSpec]:
@@ -69,12 +36,17 @@ def num_parameters(config: ModelConfig) -> int:
     return sum(spec.num_elements for spec in expected_tensors(config).values())
 
 
-def _matrix(name: str, *shape: int) -> Item:
-    return name, TensorSpec(shape, TensorRole.MATRIX)
-
-
-def _control(name: str, *shape: int) -> Item:
-    return name, TensorSpec(shape, TensorRole.CONTROL)
+def seeded_values(name: str, spec: TensorSpec, values: NDArray[np.float32]) -> NDArray[np.float32]:
+    """Scale and shift bell-shaped values to the usual range of the tensor `name`."""
+    if name.endswith(("norm.weight", "_scale")):
+        return np.float32(1.0) + np.float32(0.2) * values
+    if name.endswith("_base"):
+        return np.float32(0.5) * values
+    if name.endswith("gate.bias"):
+        return np.float32(0.3) * values
+    if name.endswith(("attn_sink", ".ape")) or name == "embed.weight":
+        return values
+    return np.float32(1.0 / np.sqrt(spec.shape[-1])) * values
 
 
 def _layer(config: ModelConfig, layer: int) -> Iterator[Item]:
@@ -130,7 +102,7 @@ def _moe(config: ModelConfig, layer: int, prefix: str) -> Iterator[Item]:
     yield _matrix(prefix + "gate.weight", config.n_routed_experts, config.hidden_size)
     if config.is_hash(layer):
         shape = (config.vocab_size, config.num_experts_per_tok)
-        yield prefix + "gate.tid2eid", TensorSpec(shape, TensorRole.INDEX)
+        yield prefix + "gate.tid2eid", TensorSpec(shape, TensorRole.INDEX, config.n_routed_experts)
     else:
         yield _control(prefix + "gate.bias", config.n_routed_experts)
     for expert in range(config.n_routed_experts):

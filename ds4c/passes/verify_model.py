@@ -20,8 +20,8 @@ from ds4c.ir.types import StateKind, StateType
 class VerifyModel(ModulePass):
     """Every state is opened and closed once a function, and read in the order its kind asks for.
 
-    Rings are read in the version before the block's rows are written; append rows are read in the version
-    after: read before write for rings, write before read for append rows. That is what makes
+    Rings and opaque states are read in the version before the block's rows are written; append rows are read
+    in the version after: read before write for rings, write before read for append rows. That is what makes
     prefill, decode and verify one function and what `plan-state` relies on.
     """
 
@@ -71,9 +71,10 @@ def _check_order(where: str, name: str, opened: SSAValue, decl: StateOp) -> None
         readers = [u.operation for u in version.uses if version in states_read(u.operation)]
         macros = [r for r in readers if isinstance(r, CompressorStepOp)]
         plain = [r for r in readers if r not in macros]
-        if plain and decl.state_kind is StateKind.RING and version is not opened:
+        by_position = decl.state_kind in (StateKind.RING, StateKind.OPAQUE)
+        if plain and by_position and version is not opened:
             raise PassFailedException(
-                f"{where}: @{name}: expected ring rows to be read before the block's rows are written, "
+                f"{where}: @{name}: expected {decl.state_kind} rows to be read before the block's rows are written, "
                 f"got {plain[0].name} after the write"
             )
         if plain and decl.state_kind is StateKind.APPEND and _appended(following):

@@ -153,10 +153,13 @@ class Live:
 
 @dataclass(frozen=True)
 class RingState:
-    """Rows addressed by position modulo `capacity`, one slot per session."""
+    """Rows addressed by position modulo `capacity`, one slot per session.
+
+    A row of an opaque state is its whole value after that position (a plane).
+    """
 
     name: str
-    kind: Literal["ring"]
+    kind: Literal["ring", "opaque"]
     dtype: StateType
     capacity: int
     width: int
@@ -243,7 +246,7 @@ class Manifest:
 
     @property
     def rings(self) -> tuple[RingState, ...]:
-        """The ring states, in order."""
+        """The ring and opaque states, in order."""
         return tuple(s for s in self.states if isinstance(s, RingState))
 
     @property

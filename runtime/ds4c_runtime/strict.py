@@ -70,7 +70,7 @@ def _parse_object(schema: type[Any], value: object, where: str) -> object:
 def _parse_union(options: tuple[Any, ...], value: object, where: str) -> object:
     if value is None and type(None) in options:
         return None
-    tagged = {_tag(o): o for o in options if dataclasses.is_dataclass(o)}
+    tagged = {tag: o for o in options if dataclasses.is_dataclass(o) for tag in _tags(o)}
     if tagged:
         kind = cast(Mapping[str, object], value).get("kind") if isinstance(value, dict) else None
         if not isinstance(kind, str) or kind not in tagged:
@@ -80,8 +80,8 @@ def _parse_union(options: tuple[Any, ...], value: object, where: str) -> object:
     return _parse(only, value, where)
 
 
-def _tag(schema: Any) -> str:
-    return cast(str, get_args(_hints(schema)["kind"])[0])
+def _tags(schema: Any) -> tuple[str, ...]:
+    return get_args(_hints(schema)["kind"])
 
 
 @cache

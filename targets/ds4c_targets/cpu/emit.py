@@ -8,7 +8,7 @@ from typing import Any
 from ds4c.errors import TargetError
 from ds4c.ir.kernel import KernelSpec
 from ds4c_targets.cpu.args import VARIANTS, Args
-from ds4c_targets.cpu.kernels import attention, hyper, index, linear, moe, norm, pool, state
+from ds4c_targets.cpu.kernels import attention, hyper, index, linear, moe, norm, pool, recurrent, state
 
 EMITTERS: dict[str, Callable[[Args], None]] = {
     "linear": linear.linear,
@@ -44,6 +44,10 @@ EMITTERS: dict[str, Callable[[Args], None]] = {
     "route_top": moe.route_top,
     "route_hash": moe.route_hash,
     "moe_experts": moe.moe_experts,
+    "causal_conv": recurrent.causal_conv,
+    "delta_gates": recurrent.delta_gates,
+    "gated_delta": recurrent.gated_delta,
+    "gated_norm": recurrent.gated_norm,
 }
 
 

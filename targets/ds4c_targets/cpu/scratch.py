@@ -219,10 +219,10 @@ _NEEDS: dict[str, Callable[[KernelSpec], int]] = {
 }
 
 OPS = frozenset(
-    "add add_position_bias append attention embed fork gated_linear grouped_linear hc_collapse hc_enter "
-    "hc_mix hc_post hc_pre head_norm index_select linear moe_experts multi_linear norm_rope pool read_rows "
-    "restore rms_norm rope rope_table route_hash route_top snapshot snapshot_rows swiglu take_rows windows "
-    "write".split()
+    "add add_position_bias append attention causal_conv delta_gates embed fork gated_delta gated_linear "
+    "gated_norm grouped_linear hc_collapse hc_enter hc_mix hc_post hc_pre head_norm index_select linear "
+    "moe_experts multi_linear norm_rope pool read_rows restore rms_norm rope rope_table route_hash route_top "
+    "snapshot snapshot_rows swiglu take_rows windows write".split()
 )
 """Ops with a kernel."""
 

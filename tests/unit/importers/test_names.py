@@ -2,7 +2,7 @@
 
 import pytest
 
-from ds4c.importers.names import FusedExperts, is_draft_name, native_name
+from ds4c.models.names import FusedExperts, is_draft_name, native_name
 from ds4c.models.presets import PRESETS
 from ds4c.models.weights import expected_tensors
 

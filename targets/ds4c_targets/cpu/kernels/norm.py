@@ -216,7 +216,8 @@ def swiglu(args: Args) -> None:
 def embed(args: Args) -> None:
     """Every copy of a row starts as the embedding of its token."""
     b, x, table, tokens = args.b, args["x"], args["table"], args["tokens"]
-    copies, width = args.shape("x")[1:]
+    *given, width = args.shape("x")[1:]
+    copies = prod(given)  # 1 without a dimension of copies
 
     def body(t: Expr) -> None:
         source = b.let(i64(tokens[t]) * width)
