@@ -10,12 +10,12 @@ from pathlib import Path
 import numpy as np
 import pytest
 
-from ds4c.models.config import ModelConfig, load_config
+from ds4c.models.architecture import Config, load_config
 from ds4c.models.generate import write_checkpoint
-from ds4c.models.presets import PRESETS
+from ds4c.models.presets import preset
 
 DEMO = Path(__file__).parent.parent / "demo" / "model"
-SEEDS = {"tiny-128": 0, "tiny-8": 1}
+SEEDS = {"tiny-128": 0, "tiny-8": 1, "tiny-delta": 3}
 """Seeds of the golden vectors."""
 
 
@@ -27,7 +27,7 @@ class Built:
     checkpoint: Path
 
     @property
-    def config(self) -> ModelConfig:
+    def config(self) -> Config:
         return load_config(self.checkpoint / "config.json")
 
 
@@ -40,13 +40,13 @@ def checkpoint_of(name: str, root: Path) -> Path:
         return DEMO
     folder = root / f"{name}.checkpoint"
     if not folder.exists():
-        write_checkpoint(PRESETS[name], folder, SEEDS[name], "float32")
+        write_checkpoint(preset(name), folder, SEEDS[name], "float32")
     return folder
 
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Build:
-    """`built(name, **options)`: the artifact of `tiny-8`, `tiny-128` or `demo` with those build options."""
+    """`built(name, **options)`: the artifact of a tiny preset or of `demo`, with those build options."""
     root = tmp_path_factory.getbasetemp()
     if root.name.startswith("popen-"):  # a worker of pytest-xdist: share with the others
         root = root.parent
@@ -69,6 +69,6 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Build:
     return make
 
 
-def tokens_for(config: ModelConfig, count: int, seed: int) -> list[int]:
+def tokens_for(config: Config, count: int, seed: int) -> list[int]:
     """Random token ids."""
     return np.random.default_rng(seed).integers(0, config.vocab_size, count).tolist()

@@ -21,16 +21,16 @@ from ds4c.ir.dialect import make_context, verify_module
 from ds4c.ir.interp import Machine
 from ds4c.ir.kernel import KernelSpec
 from ds4c.ir.types import StateKind
-from ds4c.models.deepseek_v4 import build_module
+from ds4c.models.architecture import architecture_of
 from ds4c.models.generate import generate_weights
 from ds4c.models.ir_weights import IrWeightMap
-from ds4c.models.presets import PRESETS
+from ds4c.models.presets import preset
 from ds4c.passes import pipeline as pipe
 from ds4c.passes.elements import element_bytes
 
 Array = NDArray[Any]
 CONTEXT = 512
-TINY = ("tiny-8", "tiny-128")
+TINY = ("tiny-8", "tiny-128", "tiny-delta")
 FUSIONS = (
     "fuse-reads",
     "fuse-gated-linear",
@@ -83,15 +83,15 @@ def fake_target() -> Generator[None]:
             item.stop()
 
 
-@lru_cache(maxsize=4)
+@lru_cache(maxsize=6)
 def weights_of(name: str) -> IrWeightMap:
     """Seeded weights of a tiny preset, angle tables up to `CONTEXT`."""
-    return IrWeightMap.of_arrays(PRESETS[name], CONTEXT, generate_weights(PRESETS[name], 1))
+    return IrWeightMap.of_arrays(preset(name), CONTEXT, generate_weights(preset(name), 1))
 
 
 def fresh_module(name: str) -> ModuleOp:
     """The module of a tiny preset as built, before any pass."""
-    return build_module(PRESETS[name], weights_of(name).table)
+    return architecture_of(preset(name)).build_module(preset(name), weights_of(name).table)
 
 
 def options(horizon: int = 20) -> pipe.PipelineOptions:
@@ -187,7 +187,7 @@ def run_step(machine: Machine, parts: list[tuple[Session, list[int]]]) -> Array:
     return logits
 
 
-FIRST = {"tiny-8": (9, 4), "tiny-128": (125, 6)}
+FIRST = {"tiny-8": (9, 4), "tiny-128": (125, 6), "tiny-delta": (9, 2)}
 """Tokens that a walk gives to its two sessions before it starts: just before the heavy ratio closes."""
 
 
@@ -202,7 +202,7 @@ def random_walk(
     rng = np.random.default_rng(seed)
 
     def draw(n: int) -> list[int]:
-        return rng.integers(0, PRESETS[name].vocab_size, n).tolist()
+        return rng.integers(0, preset(name).vocab_size, n).tolist()
 
     sessions = [Session(slot, horizon) for slot in range(2)]
     seen = [run_step(machine, [(s, draw(n)) for s, n in zip(sessions, FIRST[name], strict=True)])]

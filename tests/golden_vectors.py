@@ -13,13 +13,16 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ds4c.importers.safetensors import open_checkpoint
-from ds4c.models.config import ModelConfig
+from ds4c.models.architecture import Config
 from ds4c.models.generate import generate_weights
-from ds4c.models.presets import PRESETS
+from ds4c.models.presets import preset
 
 ROOT = Path(__file__).resolve().parents[1]
 DEMO_FOLDER = ROOT / "demo" / "model"
 GOLDEN_NAMES = ("tiny-128", "tiny-8", "demo")
+"""The DeepSeek-V4 models; their float64 logits come from `tools/golden/reference64.py`."""
+DELTA_NAME = "tiny-delta"
+"""The second architecture; its float64 logits come from the module as built, run by the interpreter."""
 
 TOLERANCE = 2e-5
 """Largest accepted absolute difference from float32 vectors, per unit of logit rms."""
@@ -33,7 +36,7 @@ class Golden:
         tokens: `[T]` token ids from position 0.
         positions: `[P]` positions of `logits`, `[P, V]` float32 from transformers.
         argmax: `[T]` most likely next token at every position.
-        positions64: `[Q]` positions of `logits64`, `[Q, V]` float64; empty for the demo model.
+        positions64: `[Q]` positions of `logits64`, `[Q, V]` float64; empty for the demo and the delta model.
         shorts: Prompts of 1 to 5 tokens with the logits `[n, V]` float32 at all their positions.
     """
 
@@ -49,9 +52,9 @@ class Golden:
     shorts: tuple[tuple[NDArray[np.int32], NDArray[np.float32]], ...] = field(repr=False)
 
     @property
-    def config(self) -> ModelConfig:
+    def config(self) -> Config:
         """Configuration of the model."""
-        return open_checkpoint(DEMO_FOLDER).config if self.name == "demo" else PRESETS[self.name]
+        return open_checkpoint(DEMO_FOLDER).config if self.name == "demo" else preset(self.name)
 
     def weights(self) -> dict[str, NDArray[Any]]:
         """Give all tensors by native name, in the type they are stored in."""
@@ -67,7 +70,7 @@ class Golden:
 
 
 def load_golden(name: str) -> Golden:
-    """Read `tests/golden/<name>.npz`; `name` is one of `GOLDEN_NAMES`."""
+    """Read `tests/golden/<name>.npz`; `name` is one of `GOLDEN_NAMES` or `DELTA_NAME`."""
     with np.load(ROOT / "tests" / "golden" / f"{name}.npz", allow_pickle=False) as data:
         is_tiny = "logits64" in data
         return Golden(

@@ -1,6 +1,6 @@
-"""Logits from `transformers` DeepseekV4ForCausalLM in float32, eager: the outside judge of parity.
+"""Logits from `transformers` in float32, eager: the outside judge of parity.
 
-Importable as `oracle_hf` by tests and by `tools/golden`. The model is built from our `ModelConfig` and
+DeepseekV4ForCausalLM, or Qwen3NextForCausalLM for the gated delta net. Importable as `oracle_hf` by tests and by `tools/golden`. The model is built from our `ModelConfig` and
 filled tensor by tensor through our name map, because transformers refuses a `config.json` whose heavy
 ratio is not 128; `test_oracle.py` compares this with transformers' own loader where that one works.
 """
@@ -13,9 +13,10 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from ds4c.models.names import FusedExperts, native_name
 from ds4c.importers.safetensors import Checkpoint, open_checkpoint
+from ds4c.models.architecture import Config, architecture_of
 from ds4c.models.config import PLAIN_INTEGERS, PLAIN_REALS, ModelConfig
+from ds4c.models.names import FusedExperts
 
 
 def have_oracle() -> bool:
@@ -37,16 +38,27 @@ def hf_logits(checkpoint_folder: Path, tokens: NDArray[np.integer[Any]] | list[i
 def hf_model(checkpoint_folder: Path) -> Any:
     """Build the transformers model of a checkpoint folder of any spelling; kept for the next call."""
     import torch
-    from transformers.models.deepseek_v4 import DeepseekV4ForCausalLM
 
     checkpoint = open_checkpoint(checkpoint_folder)
-    model = DeepseekV4ForCausalLM(hf_config(checkpoint.config)).eval().to(torch.float32)
+    model = _empty(checkpoint.config).eval().to(torch.float32)
     targets = model.state_dict()
     with torch.no_grad():
         for name, target in targets.items():
             values = np.ascontiguousarray(_stored(checkpoint, name))
             target.copy_(torch.from_numpy(values).reshape(target.shape))
     return model
+
+
+def _empty(config: Config) -> Any:
+    """The model of transformers with weights of its own."""
+    if isinstance(config, ModelConfig):
+        from transformers.models.deepseek_v4 import DeepseekV4ForCausalLM
+
+        return DeepseekV4ForCausalLM(hf_config(config))
+    from transformers.models.qwen3_next import Qwen3NextConfig, Qwen3NextForCausalLM
+
+    keys = architecture_of(config).to_hf_dict(config)
+    return Qwen3NextForCausalLM(Qwen3NextConfig(**keys))
 
 
 def hf_config(config: ModelConfig) -> Any:
@@ -87,8 +99,9 @@ def hf_config(config: ModelConfig) -> Any:
 
 def _stored(checkpoint: Checkpoint, hf_name: str) -> NDArray[Any]:
     """Give the values of one tensor of the transformers model, floats as float32."""
-    native = native_name(hf_name)
+    native = checkpoint.architecture.native_name(hf_name)
     if isinstance(native, FusedExperts):
+        assert isinstance(checkpoint.config, ModelConfig)
         experts = range(checkpoint.config.n_routed_experts)
         parts = range(len(native.parts))
         return np.stack(

@@ -12,13 +12,28 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 
+from ds4c.models.architecture import Config
 from ds4c.models.config import ModelConfig
+from ds4c.models.gated_delta_config import GatedDeltaConfig
 from ds4c_runtime.local import LocalModel
 from ds4c_runtime.session import Session
 
 
-def live_rows(config: ModelConfig, position: int) -> Iterator[tuple[str, range | int]]:
+def live_rows(config: Config, position: int) -> Iterator[tuple[str, range | int]]:
     """Name of each state and its live rows at a position: positions of a ring, a count of an append state."""
+    if isinstance(config, GatedDeltaConfig):
+        return _live_rows_delta(config, position)
+    assert isinstance(config, ModelConfig)
+    return _live_rows_v4(config, position)
+
+
+def _live_rows_delta(config: GatedDeltaConfig, position: int) -> Iterator[tuple[str, range]]:
+    for layer in range(config.num_hidden_layers):
+        yield f"l{layer}.conv", range(max(0, position - config.linear_conv_kernel_dim + 1), position)
+        yield f"l{layer}.delta", range(max(0, position - 1), position)
+
+
+def _live_rows_v4(config: ModelConfig, position: int) -> Iterator[tuple[str, range | int]]:
     for layer in range(config.num_hidden_layers):
         raw = range(max(0, position - config.sliding_window + 1), position)
         yield f"l{layer}.raw", raw
@@ -33,7 +48,7 @@ def live_rows(config: ModelConfig, position: int) -> Iterator[tuple[str, range |
             yield f"l{layer}.{prefix}rows", position // ratio
 
 
-def state_bytes(model: LocalModel, config: ModelConfig, session: Session) -> dict[str, bytes]:
+def state_bytes(model: LocalModel, config: Config, session: Session) -> dict[str, bytes]:
     """Bytes of every live row of a session."""
     rings = {s.name: s for s in model.manifest.rings}
     appends = {s.name: s for s in model.manifest.appends}
@@ -55,7 +70,7 @@ class Memo:
     """
 
     model: LocalModel
-    config: ModelConfig
+    config: Config
     logits: dict[tuple[int, ...], NDArray[np.float32]] = field(default_factory=dict)
     states: dict[tuple[int, ...], dict[str, bytes]] = field(default_factory=dict)
 

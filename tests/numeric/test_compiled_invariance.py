@@ -14,7 +14,7 @@ from rewind_reference import state_bytes
 from ds4c_runtime.local import open_local
 from ds4c_runtime.session import step_sessions
 
-NAMES = ["tiny-8", "tiny-128", "demo"]
+NAMES = ["tiny-8", "tiny-128", "demo", "tiny-delta"]
 LENGTH = 300
 
 
@@ -92,25 +92,26 @@ def digest_in_child(made: Built, threads: int) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["tiny-128", "demo"])
+@pytest.mark.parametrize("name", ["tiny-128", "demo", "tiny-delta"])
 def test_threads_do_not_change_a_bit(built: Build, name: str) -> None:
     made = built(name)
     assert digest_in_child(made, 1) == digest_in_child(made, 2)
 
 
-@pytest.mark.parametrize("name", ["tiny-8", "demo"])
+@pytest.mark.parametrize("name", ["tiny-8", "demo", "tiny-delta"])
 def test_cpu_variants_do_not_change_a_bit(built: Build, name: str) -> None:
     sizes = random_sizes(7)
     assert run_chunks(built(name), sizes) == run_chunks(built(name, target="cpu:generic"), sizes)
 
 
-def test_build_gives_the_same_bytes_twice(built: Build, tmp_path: Path) -> None:
+@pytest.mark.parametrize("name", ["tiny-8", "tiny-delta"])
+def test_build_gives_the_same_bytes_twice(built: Build, tmp_path: Path, name: str) -> None:
     from ds4c.build import BuildOptions, build
 
-    made = built("tiny-8")
+    made = built(name)
     options = BuildOptions(horizon=12, context=512, rows=64, logit_rows=64, segments=2)
     build(made.checkpoint, tmp_path / "again", options)
     names = sorted(f.name for f in made.artifact.iterdir())
     assert names == sorted(f.name for f in (tmp_path / "again").iterdir())
-    for name in names:
-        assert (made.artifact / name).read_bytes() == (tmp_path / "again" / name).read_bytes(), name
+    for file in names:
+        assert (made.artifact / file).read_bytes() == (tmp_path / "again" / file).read_bytes(), file

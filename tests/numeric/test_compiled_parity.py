@@ -10,7 +10,7 @@ from oracle_hf import hf_logits
 
 from ds4c_runtime.local import open_local
 
-NAMES = ["tiny-128", "tiny-8", "demo"]
+NAMES = ["tiny-128", "tiny-8", "demo", "tiny-delta"]
 
 
 @pytest.mark.parametrize("name", NAMES)

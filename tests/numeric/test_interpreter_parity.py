@@ -6,20 +6,21 @@ from typing import Any
 
 import numpy as np
 import pytest
-from golden_vectors import DEMO_FOLDER, GOLDEN_NAMES, Golden, load_golden, weights_sha256
+from golden_vectors import DELTA_NAME, DEMO_FOLDER, GOLDEN_NAMES, Golden, load_golden, weights_sha256
 from numpy.typing import NDArray
 from oracle_hf import hf_logits
 
 from ds4c.ir.block import Block
 from ds4c.ir.interp import Machine
-from ds4c.models.deepseek_v4 import build_module
+from ds4c.models.architecture import architecture_of
 from ds4c.models.generate import generate_weights, write_checkpoint
 from ds4c.models.ir_weights import IrWeightMap
-from ds4c.models.presets import PRESETS
+from ds4c.models.presets import preset
 
 Array = NDArray[Any]
 CONTEXT = 512
 CHUNKS = (1, 6, 64, 3, 128, 2, 31)
+NAMES = (*GOLDEN_NAMES, DELTA_NAME)
 
 
 @lru_cache(maxsize=1)
@@ -29,8 +30,7 @@ def golden_with_weights(name: str) -> tuple[Golden, IrWeightMap]:
 
 
 def machine_of(name: str, dtype: Any) -> Machine:
-    golden, weights = golden_with_weights(name)
-    return Machine(build_module(golden.config, weights.table), weights, dtype, context=CONTEXT)
+    return Machine(*_module(name), dtype, context=CONTEXT)
 
 
 def logits_of(machine: Machine, tokens: Array, chunks: tuple[int, ...] = (CONTEXT,)) -> Array:
@@ -51,13 +51,13 @@ def whole(name: str, dtype: Any) -> Array:
     return logits_of(machine_of(name, dtype), load_golden(name).tokens)
 
 
-@pytest.mark.parametrize("name", GOLDEN_NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_the_weights_are_those_of_the_vectors(name: str) -> None:
     golden = load_golden(name)
     assert weights_sha256(golden.weights()) == golden.weights_sha256
 
 
-@pytest.mark.parametrize("name", GOLDEN_NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_float32_against_transformers(name: str) -> None:
     """The issue's bound: 2e-5 at logit rms 1, over windows of both ratios and truncated selections."""
     golden, got = load_golden(name), whole(name, np.float32)
@@ -72,7 +72,7 @@ def test_float64_against_the_reference(name: str) -> None:
     assert np.abs(got[golden.positions64] - golden.logits64).max() <= 1e-9
 
 
-@pytest.mark.parametrize("name", GOLDEN_NAMES)
+@pytest.mark.parametrize("name", NAMES)
 def test_prompts_of_one_to_five_tokens(name: str) -> None:
     golden = load_golden(name)
     assert [len(tokens) for tokens, _ in golden.shorts] == [1, 2, 3, 4, 5]
@@ -92,13 +92,14 @@ def test_the_vectors_cross_every_border(name: str) -> None:
 
 
 @pytest.mark.parametrize("chunks", [(1,), CHUNKS])
-def test_chunks_do_not_matter(chunks: tuple[int, ...], record_property: Any) -> None:
+@pytest.mark.parametrize("name", ["tiny-8", DELTA_NAME])
+def test_chunks_do_not_matter(name: str, chunks: tuple[int, ...], record_property: Any) -> None:
     """NumPy products differ in the last bits with the number of rows; kernels are held to `==` elsewhere."""
-    golden = load_golden("tiny-8")
+    golden = load_golden(name)
     tokens = golden.tokens[:120]  # borders of every window and of the top-k; each step takes a while
     for dtype, bound in ((np.float64, 1e-9), (np.float32, golden.tolerance)):
-        got = logits_of(machine_of("tiny-8", dtype), tokens, chunks)
-        difference = float(np.abs(got - whole("tiny-8", dtype)[: len(tokens)]).max())
+        got = logits_of(machine_of(name, dtype), tokens, chunks)
+        difference = float(np.abs(got - whole(name, dtype)[: len(tokens)]).max())
         record_property(f"largest difference {np.dtype(dtype).name}", difference)
         assert difference <= bound
 
@@ -121,7 +122,7 @@ def test_a_session_in_a_shared_step_is_the_session_alone() -> None:
 
 def _module(name: str) -> tuple[Any, IrWeightMap]:
     golden, weights = golden_with_weights(name)
-    return build_module(golden.config, weights.table), weights
+    return architecture_of(golden.config).build_module(golden.config, weights.table), weights
 
 
 def test_only_wanted_rows_have_logits() -> None:
@@ -135,14 +136,15 @@ def test_only_wanted_rows_have_logits() -> None:
 
 
 @pytest.mark.oracle
-@pytest.mark.parametrize("name", ["tiny-128", "tiny-8"])
+@pytest.mark.parametrize("name", ["tiny-128", "tiny-8", DELTA_NAME])
 def test_live_oracle_of_another_seed(name: str, tmp_path: Path, rng: np.random.Generator) -> None:
-    config = PRESETS[name]
+    config = preset(name)
     write_checkpoint(config, tmp_path / "model", seed=77)
     ir_weights = IrWeightMap.of_arrays(config, CONTEXT, generate_weights(config, 77))
     tokens = rng.integers(0, config.vocab_size, 300).astype(np.int32)
     want = hf_logits(tmp_path / "model", tokens)
-    machine = Machine(build_module(config, ir_weights.table), ir_weights, np.float32, context=CONTEXT)
+    module = architecture_of(config).build_module(config, ir_weights.table)
+    machine = Machine(module, ir_weights, np.float32, context=CONTEXT)
     bound = 2e-5 * max(1.0, float(np.sqrt(np.mean(np.square(want, dtype=np.float64)))))
     assert np.abs(logits_of(machine, tokens, CHUNKS) - want).max() <= bound
 

@@ -50,7 +50,7 @@ class Case:
             self.memo.check(session)
 
 
-@pytest.fixture(scope="module", params=["tiny-8", "tiny-128"])
+@pytest.fixture(scope="module", params=["tiny-8", "tiny-128", "tiny-delta"])
 def case(built: Build, request: pytest.FixtureRequest) -> Case:
     made = built(request.param)
     model = open_local(made.artifact, sessions=4)

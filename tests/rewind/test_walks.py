@@ -143,7 +143,7 @@ def run_walk(model: LocalModel, memo: Memo, vocabulary: int, examples: int, step
     )
 
 
-@pytest.mark.parametrize("name", ["tiny-8", "tiny-128"])
+@pytest.mark.parametrize("name", ["tiny-8", "tiny-128", "tiny-delta"])
 def test_every_operation_equals_a_fresh_session(built: Build, name: str) -> None:
     made = built(name)
     model = open_local(made.artifact, sessions=5)
@@ -151,7 +151,7 @@ def test_every_operation_equals_a_fresh_session(built: Build, name: str) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("name", ["tiny-8", "tiny-128", "demo"])
+@pytest.mark.parametrize("name", ["tiny-8", "tiny-128", "tiny-delta", "demo"])
 def test_long_walks(built: Build, name: str) -> None:
     made = built(name)
     model = open_local(made.artifact, sessions=5)

@@ -7,7 +7,10 @@ Keys of each file (T tokens, V vocabulary):
     preset, seed, weights_sha256: what the weights are; the preset `demo` is the folder `demo/model`.
     tokens [T] int32, positions [P] int32, logits [P, V] float32 at these positions, argmax [T] int32.
     short<n>_tokens [n] int32 and short<n>_logits [n, V] float32 for prompts of n = 1..5 tokens.
-    positions64 [Q] int32, logits64 [Q, V] float64: tiny models only, from `reference64.py`.
+    positions64 [Q] int32, logits64 [Q, V] float64: tiny DeepSeek-V4 models only, from `reference64.py`.
+
+The gated delta net has no reference of its own here: its vectors are compared with the module as built, run by
+the interpreter in float64.
 """
 
 import argparse
@@ -23,11 +26,15 @@ from numpy.typing import NDArray
 ROOT = Path(__file__).resolve().parents[2]
 sys.path[:0] = [str(ROOT), str(ROOT / "tests")]
 
-from golden_vectors import DEMO_FOLDER, TOLERANCE, weights_sha256  # noqa: E402
+from golden_vectors import DELTA_NAME, DEMO_FOLDER, TOLERANCE, weights_sha256  # noqa: E402
 
-from ds4c.importers.safetensors import open_checkpoint  # noqa: E402
+from ds4c.importers.safetensors import Checkpoint, open_checkpoint  # noqa: E402
+from ds4c.ir.block import Block  # noqa: E402
+from ds4c.ir.interp import Machine  # noqa: E402
+from ds4c.models.config import ModelConfig  # noqa: E402
 from ds4c.models.generate import write_checkpoint  # noqa: E402
-from ds4c.models.presets import PRESETS  # noqa: E402
+from ds4c.models.ir_weights import IrWeightMap  # noqa: E402
+from ds4c.models.presets import preset as preset_config  # noqa: E402
 from tools.golden.reference64 import Reference64  # noqa: E402
 
 MIN_MARGIN = 1e-5
@@ -41,7 +48,7 @@ MAX_POSITIONS = 100
 
 MAX_FILE_BYTES = 500_000
 
-SEEDS = {"tiny-128": (0, 1000), "tiny-8": (1, 1002), "demo": (0, 1000)}
+SEEDS = {"tiny-128": (0, 1000), "tiny-8": (1, 1002), "demo": (0, 1000), DELTA_NAME: (3, 1000)}
 """Model -> seed of its weights, of its tokens; chosen so that no decision is closer than `MIN_MARGIN`."""
 
 DEMO_TEXT = (
@@ -58,7 +65,9 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, default=ROOT / "tests" / "golden", help="folder of the .npz files"
     )
-    out: Path = parser.parse_args().out
+    parser.add_argument("--only", choices=sorted(SEEDS), help="write the vectors of one model")
+    arguments = parser.parse_args()
+    out: Path = arguments.out
     import oracle_hf
 
     if not oracle_hf.have_oracle():
@@ -69,10 +78,12 @@ def main() -> int:
     torch.set_num_threads(1)
     with tempfile.TemporaryDirectory() as scratch:
         for preset, (seed, token_seed) in SEEDS.items():
+            if arguments.only not in (None, preset):
+                continue
             folder = DEMO_FOLDER
             if preset != "demo":
                 folder = Path(scratch) / preset
-                write_checkpoint(PRESETS[preset], folder, seed)
+                write_checkpoint(preset_config(preset), folder, seed)
             _write(out / f"{preset}.npz", _vectors(preset, seed, token_seed, folder))
     return 0
 
@@ -95,10 +106,9 @@ def _vectors(preset: str, seed: int, token_seed: int, folder: Path) -> dict[str,
     weights = {name: checkpoint.load(name) for name in checkpoint.names()}
     tokens = golden_tokens(preset, token_seed, checkpoint.config.vocab_size)
     logits = oracle_hf.hf_logits(folder, tokens)
-    reference = Reference64(checkpoint.config, weights)
-    logits64 = reference.run(tokens)
-    _check(preset, reference, logits, logits64)
-    positions = np.arange(NUM_TOKENS) if preset != "demo" else _positions()
+    logits64, margin = _float64(checkpoint, weights, tokens)
+    _check(preset, margin, logits, logits64)
+    positions = np.arange(NUM_TOKENS) if preset in ("tiny-128", "tiny-8") else _positions()
     vectors: dict[str, Any] = {
         "preset": preset,
         "seed": seed,
@@ -112,11 +122,26 @@ def _vectors(preset: str, seed: int, token_seed: int, folder: Path) -> dict[str,
         short = tokens[10 * length : 11 * length]
         vectors[f"short{length}_tokens"] = np.array(short, dtype=np.int32)
         vectors[f"short{length}_logits"] = oracle_hf.hf_logits(folder, short)
-    if preset != "demo":
+    if preset in ("tiny-128", "tiny-8"):
         positions64 = _positions()
         vectors["positions64"] = positions64.astype(np.int32)
         vectors["logits64"] = logits64[positions64]
     return vectors
+
+
+def _float64(
+    checkpoint: Checkpoint, weights: dict[str, NDArray[Any]], tokens: list[int]
+) -> tuple[NDArray[np.float64], float]:
+    """Logits `[T, V]`, and the smallest gap of a discrete decision (infinite where there is none)."""
+    if isinstance(checkpoint.config, ModelConfig):
+        reference = Reference64(checkpoint.config, weights)
+        logits = reference.run(tokens)
+        return logits, min(reference.expert_margin, reference.index_margin)
+    table = IrWeightMap.of_arrays(checkpoint.config, NUM_TOKENS, weights)
+    module = checkpoint.architecture.build_module(checkpoint.config, table.table)
+    machine = Machine(module, table, np.float64, context=NUM_TOKENS)
+    ids, rows = np.array(tokens, np.int32), np.arange(len(tokens), dtype=np.int32)
+    return machine.call("step", ids, Block.of((0, 0, len(tokens))), rows)[0], float("inf")
 
 
 def _positions() -> NDArray[np.int64]:
@@ -132,11 +157,10 @@ def _positions() -> NDArray[np.int64]:
     return np.array(sorted(chosen))
 
 
-def _check(preset: str, reference: Reference64, logits: NDArray[Any], logits64: NDArray[Any]) -> None:
+def _check(preset: str, margin: float, logits: NDArray[Any], logits64: NDArray[Any]) -> None:
     """Refuse vectors on which the two sources differ, or which hang on a close call."""
     rms = float(np.sqrt(np.mean(logits64**2)))
     difference = float(np.abs(logits - logits64).max())
-    margin = min(reference.expert_margin, reference.index_margin)
     print(f"{preset}: logit rms {rms:.3f}, largest difference {difference:.2e}, smallest margin {margin:.2e}")
     if difference > TOLERANCE * max(1.0, rms):
         raise SystemExit(f"{preset}: expected a difference of at most {TOLERANCE * max(1.0, rms):.1e}")

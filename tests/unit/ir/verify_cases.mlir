@@ -84,7 +84,7 @@ func.func @f(%at : !ds4.block, %t4 : tensor<?x4xf32>) {
 }
 // -----
 // Ring write of append rows.
-// MESSAGE: ds4.write: @rows: expected a state of kind ring, got append
+// MESSAGE: ds4.write: @rows: expected a state of kind ring or opaque, got append
 ds4.state @rows append : tensor<?x4xf32> every 4 reads affine_map<(d0) -> (0, (d0 + 1) floordiv 4 - 1)>
 func.func @f(%at : !ds4.block, %t4 : tensor<?x4xf32>) {
   %a = ds4.open : !ds4.state<@rows>
@@ -102,7 +102,7 @@ func.func @f(%win : !ds4.block, %t4 : tensor<?x4xf32>) {
 }
 // -----
 // Ring read of append rows.
-// MESSAGE: ds4.read_rows: @rows: expected a state of kind ring, got append
+// MESSAGE: ds4.read_rows: @rows: expected a state of kind ring or opaque, got append
 ds4.state @rows append : tensor<?x4xf32> every 4 reads affine_map<(d0) -> (0, (d0 + 1) floordiv 4 - 1)>
 func.func @f(%at : !ds4.block) {
   %a = ds4.open : !ds4.state<@rows>
@@ -622,5 +622,149 @@ ds4.state @rows append : tensor<?x4xf32> every 4 reads affine_map<(d0) -> (0, (d
 func.func @f(%at : !ds4.block, %t4 : tensor<?x4xf32>, %t8 : tensor<?x8xf32>, %g2 : tensor<2xf32>, %old : tensor<?x7x4xf32>) {
   %a = ds4.open : !ds4.state<@rows>
   %r = ds4.attention %t8, %g2 raw %old own %t4 rows %a : !ds4.state<@rows> at %at {scale = 1.0 : f64, window = 8, every = 8} : tensor<?x8xf32>, tensor<2xf32>, tensor<?x7x4xf32>, tensor<?x4xf32> -> tensor<?x8xf32>
+  func.return
+}
+// -----
+// Embed without copies.
+// MESSAGE: ds4.embed: result: expected [4], got [1, 4]
+func.func @f(%t : tensor<?xi32>, %w : tensor<9x4xf32>) {
+  %r = ds4.embed %t, %w {copies = 0} : (tensor<?xi32>, tensor<9x4xf32>) -> tensor<?x1x4xf32>
+  func.return
+}
+// -----
+// Attention over an opaque state.
+// MESSAGE: ds4.attention: @plane: expected a state of kind ring, got opaque
+ds4.state @plane opaque : tensor<?x4xf32> every 1 reads affine_map<(d0) -> (d0 - 1, d0 - 1)>
+func.func @f(%at : !ds4.block, %t4 : tensor<?x4xf32>, %t8 : tensor<?x8xf32>, %g2 : tensor<2xf32>) {
+  %s = ds4.open : !ds4.state<@plane>
+  %r = ds4.attention %t8, %g2 raw %s own %t4 at %at {scale = 1.0 : f64, window = 8, every = 0} : tensor<?x8xf32>, tensor<2xf32>, !ds4.state<@plane>, tensor<?x4xf32> -> tensor<?x8xf32>
+  func.return
+}
+// -----
+// Append to an opaque state.
+// MESSAGE: ds4.append: @plane: expected a state of kind append, got opaque
+ds4.state @plane opaque : tensor<?x4xf32> every 1 reads affine_map<(d0) -> (d0 - 1, d0 - 1)>
+func.func @f(%win : !ds4.block, %t4 : tensor<?x4xf32>) {
+  %s = ds4.open : !ds4.state<@plane>
+  %x = ds4.append %s, %t4 at %win : !ds4.state<@plane>, tensor<?x4xf32>
+  func.return
+}
+// -----
+// Causal_conv own rows.
+// MESSAGE: ds4.causal_conv: own: expected [4], got [3]
+func.func @f(%old : tensor<?x3x4xf32>, %own : tensor<?x3xf32>, %taps : tensor<4x4xf32>, %at : !ds4.block) {
+  %r = ds4.causal_conv %old, %own, %taps, %at : (tensor<?x3x4xf32>, tensor<?x3xf32>, tensor<4x4xf32>, !ds4.block) -> tensor<?x4xf32>
+  func.return
+}
+// -----
+// Causal_conv old rows.
+// MESSAGE: ds4.causal_conv: old: expected [3, 4], got [4, 4]
+func.func @f(%old : tensor<?x4x4xf32>, %own : tensor<?x4xf32>, %taps : tensor<4x4xf32>, %at : !ds4.block) {
+  %r = ds4.causal_conv %old, %own, %taps, %at : (tensor<?x4x4xf32>, tensor<?x4xf32>, tensor<4x4xf32>, !ds4.block) -> tensor<?x4xf32>
+  func.return
+}
+// -----
+// Causal_conv result.
+// MESSAGE: ds4.causal_conv: result: expected [4], got [3]
+func.func @f(%old : tensor<?x3x4xf32>, %own : tensor<?x4xf32>, %taps : tensor<4x4xf32>, %at : !ds4.block) {
+  %r = ds4.causal_conv %old, %own, %taps, %at : (tensor<?x3x4xf32>, tensor<?x4xf32>, tensor<4x4xf32>, !ds4.block) -> tensor<?x3xf32>
+  func.return
+}
+// -----
+// Delta_gates b.
+// MESSAGE: ds4.delta_gates: b: expected [2], got [3]
+func.func @f(%a : tensor<?x2xf32>, %b : tensor<?x3xf32>, %rate : tensor<2xf32>, %bias : tensor<2xf32>) {
+  %d, %e = ds4.delta_gates %a, %b, %rate, %bias : (tensor<?x2xf32>, tensor<?x3xf32>, tensor<2xf32>, tensor<2xf32>) -> (tensor<?x2xf32>, tensor<?x2xf32>)
+  func.return
+}
+// -----
+// Delta_gates rate.
+// MESSAGE: ds4.delta_gates: rate: expected [2], got [3]
+func.func @f(%a : tensor<?x2xf32>, %b : tensor<?x2xf32>, %rate : tensor<3xf32>, %bias : tensor<2xf32>) {
+  %d, %e = ds4.delta_gates %a, %b, %rate, %bias : (tensor<?x2xf32>, tensor<?x2xf32>, tensor<3xf32>, tensor<2xf32>) -> (tensor<?x2xf32>, tensor<?x2xf32>)
+  func.return
+}
+// -----
+// Delta_gates bias.
+// MESSAGE: ds4.delta_gates: bias: expected [2], got [3]
+func.func @f(%a : tensor<?x2xf32>, %b : tensor<?x2xf32>, %rate : tensor<2xf32>, %bias : tensor<3xf32>) {
+  %d, %e = ds4.delta_gates %a, %b, %rate, %bias : (tensor<?x2xf32>, tensor<?x2xf32>, tensor<2xf32>, tensor<3xf32>) -> (tensor<?x2xf32>, tensor<?x2xf32>)
+  func.return
+}
+// -----
+// Delta_gates decay.
+// MESSAGE: ds4.delta_gates: decay: expected [2], got [3]
+func.func @f(%a : tensor<?x2xf32>, %b : tensor<?x2xf32>, %rate : tensor<2xf32>, %bias : tensor<2xf32>) {
+  %d, %e = ds4.delta_gates %a, %b, %rate, %bias : (tensor<?x2xf32>, tensor<?x2xf32>, tensor<2xf32>, tensor<2xf32>) -> (tensor<?x3xf32>, tensor<?x2xf32>)
+  func.return
+}
+// -----
+// Delta_gates beta.
+// MESSAGE: ds4.delta_gates: beta: expected [2], got [3]
+func.func @f(%a : tensor<?x2xf32>, %b : tensor<?x2xf32>, %rate : tensor<2xf32>, %bias : tensor<2xf32>) {
+  %d, %e = ds4.delta_gates %a, %b, %rate, %bias : (tensor<?x2xf32>, tensor<?x2xf32>, tensor<2xf32>, tensor<2xf32>) -> (tensor<?x2xf32>, tensor<?x3xf32>)
+  func.return
+}
+// -----
+// Gated_delta heads.
+// MESSAGE: ds4.gated_delta: value heads: expected a multiple of 4 key heads, got 2
+func.func @f(%qkv : tensor<?x14xf32>, %d : tensor<?x2xf32>, %b : tensor<?x2xf32>, %old : tensor<?x1x12xf32>, %at : !ds4.block) {
+  %o, %p = ds4.gated_delta %qkv, %d, %b, %old, %at {key_heads = 4, key_width = 2, eps = 1.0e-06 : f64} : (tensor<?x14xf32>, tensor<?x2xf32>, tensor<?x2xf32>, tensor<?x1x12xf32>, !ds4.block) -> (tensor<?x6xf32>, tensor<?x12xf32>)
+  func.return
+}
+// -----
+// Gated_delta outputs.
+// MESSAGE: ds4.gated_delta: expected outputs of whole channels for 2 heads, got 5
+func.func @f(%qkv : tensor<?x14xf32>, %d : tensor<?x2xf32>, %b : tensor<?x2xf32>, %old : tensor<?x1x12xf32>, %at : !ds4.block) {
+  %o, %p = ds4.gated_delta %qkv, %d, %b, %old, %at {key_heads = 2, key_width = 2, eps = 1.0e-06 : f64} : (tensor<?x14xf32>, tensor<?x2xf32>, tensor<?x2xf32>, tensor<?x1x12xf32>, !ds4.block) -> (tensor<?x5xf32>, tensor<?x12xf32>)
+  func.return
+}
+// -----
+// Gated_delta beta.
+// MESSAGE: ds4.gated_delta: beta: expected [2], got [3]
+func.func @f(%qkv : tensor<?x14xf32>, %d : tensor<?x2xf32>, %b : tensor<?x3xf32>, %old : tensor<?x1x12xf32>, %at : !ds4.block) {
+  %o, %p = ds4.gated_delta %qkv, %d, %b, %old, %at {key_heads = 2, key_width = 2, eps = 1.0e-06 : f64} : (tensor<?x14xf32>, tensor<?x2xf32>, tensor<?x3xf32>, tensor<?x1x12xf32>, !ds4.block) -> (tensor<?x6xf32>, tensor<?x12xf32>)
+  func.return
+}
+// -----
+// Gated_delta qkv.
+// MESSAGE: ds4.gated_delta: qkv: expected [14], got [13]
+func.func @f(%qkv : tensor<?x13xf32>, %d : tensor<?x2xf32>, %b : tensor<?x2xf32>, %old : tensor<?x1x12xf32>, %at : !ds4.block) {
+  %o, %p = ds4.gated_delta %qkv, %d, %b, %old, %at {key_heads = 2, key_width = 2, eps = 1.0e-06 : f64} : (tensor<?x13xf32>, tensor<?x2xf32>, tensor<?x2xf32>, tensor<?x1x12xf32>, !ds4.block) -> (tensor<?x6xf32>, tensor<?x12xf32>)
+  func.return
+}
+// -----
+// Gated_delta old plane.
+// MESSAGE: ds4.gated_delta: old: expected [1, 12], got [2, 12]
+func.func @f(%qkv : tensor<?x14xf32>, %d : tensor<?x2xf32>, %b : tensor<?x2xf32>, %old : tensor<?x2x12xf32>, %at : !ds4.block) {
+  %o, %p = ds4.gated_delta %qkv, %d, %b, %old, %at {key_heads = 2, key_width = 2, eps = 1.0e-06 : f64} : (tensor<?x14xf32>, tensor<?x2xf32>, tensor<?x2xf32>, tensor<?x2x12xf32>, !ds4.block) -> (tensor<?x6xf32>, tensor<?x12xf32>)
+  func.return
+}
+// -----
+// Gated_delta planes.
+// MESSAGE: ds4.gated_delta: planes: expected [12], got [6]
+func.func @f(%qkv : tensor<?x14xf32>, %d : tensor<?x2xf32>, %b : tensor<?x2xf32>, %old : tensor<?x1x12xf32>, %at : !ds4.block) {
+  %o, %p = ds4.gated_delta %qkv, %d, %b, %old, %at {key_heads = 2, key_width = 2, eps = 1.0e-06 : f64} : (tensor<?x14xf32>, tensor<?x2xf32>, tensor<?x2xf32>, tensor<?x1x12xf32>, !ds4.block) -> (tensor<?x6xf32>, tensor<?x6xf32>)
+  func.return
+}
+// -----
+// Gated_norm gain.
+// MESSAGE: ds4.gated_norm: expected a width divisible by the gain's 4, got 6
+func.func @f(%x : tensor<?x6xf32>, %gate : tensor<?x6xf32>, %gain : tensor<4xf32>) {
+  %r = ds4.gated_norm %x, %gate, %gain {eps = 1.0e-06 : f64} : (tensor<?x6xf32>, tensor<?x6xf32>, tensor<4xf32>) -> tensor<?x6xf32>
+  func.return
+}
+// -----
+// Gated_norm gate.
+// MESSAGE: ds4.gated_norm: gate: expected [6], got [3]
+func.func @f(%x : tensor<?x6xf32>, %gate : tensor<?x3xf32>, %gain : tensor<3xf32>) {
+  %r = ds4.gated_norm %x, %gate, %gain {eps = 1.0e-06 : f64} : (tensor<?x6xf32>, tensor<?x3xf32>, tensor<3xf32>) -> tensor<?x6xf32>
+  func.return
+}
+// -----
+// Gated_norm result.
+// MESSAGE: ds4.gated_norm: result: expected [6], got [3]
+func.func @f(%x : tensor<?x6xf32>, %gate : tensor<?x6xf32>, %gain : tensor<3xf32>) {
+  %r = ds4.gated_norm %x, %gate, %gain {eps = 1.0e-06 : f64} : (tensor<?x6xf32>, tensor<?x6xf32>, tensor<3xf32>) -> tensor<?x3xf32>
   func.return
 }

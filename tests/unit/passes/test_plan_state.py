@@ -12,6 +12,7 @@ from ds4c.ir.dialect import make_context
 from ds4c.ir.state_ops import StateOp, find_state, states_of
 from ds4c.ir.types import StateKind, rows_tensor
 from ds4c.models.deepseek_v4 import append_reads, raw_reads, roll_reads
+from ds4c.models.gated_delta_net import past_reads
 from ds4c.passes.plan import Plan
 from ds4c.passes.plan_state import PlanState, live_form, live_map, read_set
 from ds4c.passes.prove_rewind import ProveRewind
@@ -23,14 +24,17 @@ READS: dict[str, tuple[AffineMap, int]] = {
     "R 4": (roll_reads(4, 2), 4),
     "R 8": (roll_reads(8, 1), 8),
     "R 128": (roll_reads(128, 1), 128),
+    "planes": (past_reads(1, 1), 1),
+    "taps": (past_reads(3, 0), 1),
 }
-WANTED_BEFORE = {"raw 128": 127, "raw 8": 7, "R 4": 7, "R 8": 7, "R 128": 127}
+WANTED_BEFORE = {"raw 128": 127, "raw 8": 7, "R 4": 7, "R 8": 7, "R 128": 127, "planes": 1, "taps": 3}
 """Rows before the position that the hungriest query reads; a ring holds these and the rewind distance."""
 
 
 def ring(name: str, capacity: int | None = None) -> StateOp:
     reads, every = READS[name]
-    decl = StateOp.make("s", StateKind.RING, rows_tensor(2), every, reads)
+    kind = StateKind.OPAQUE if name == "planes" else StateKind.RING
+    decl = StateOp.make("s", kind, rows_tensor(2), every, reads)
     if capacity is not None:
         decl.set_capacity(capacity)
     return decl
@@ -136,7 +140,7 @@ def starts_of(name: str) -> range:
     return range(2 * max(every, 8) + 3 * every) if every <= 8 else range(every, 2 * every)
 
 
-@pytest.mark.parametrize("name", ["raw 8", "R 4", "R 8"])
+@pytest.mark.parametrize("name", ["raw 8", "R 4", "R 8", "planes", "taps"])
 def test_no_transaction_loses_a_row(name: str) -> None:
     need = derive_capacity(reads_of(name), 6)
     assert transaction_faults(name, need, range(1, 7), starts_of(name)) == 0

@@ -132,7 +132,10 @@ MALFORMED: list[tuple[Edit, str]] = [
     (at("entry_points.3.arenas", ["states", "io"]), "entry point 'fork' rejected"),
     (at("entry_points.0.arenas.0", "stack"), "expected one of 'io'"),
     (at("entry_points.1.name", "step"), "entry points rejected"),
-    (at("states.0.kind", "opaque"), r"states\[0\].kind rejected: expected one of 'ring', 'append', 'host'"),
+    (
+        at("states.0.kind", "shelf"),
+        r"states\[0\].kind rejected: expected one of 'ring', 'opaque', 'append', 'host'",
+    ),
     (without("states.0.kind"), r"states\[0\].kind rejected"),
     (at("states.0", 7), r"states\[0\].kind rejected"),
     (at("states.0.rows_per_page", 8), "unknown key 'rows_per_page'"),

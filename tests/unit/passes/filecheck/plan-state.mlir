@@ -37,3 +37,13 @@ ds4.state @raw ring : tensor<?x4xf32> every 1 reads affine_map<(d0) -> (d0 - 7, 
 // RUN: not ds4c-opt -p 'plan-state{rows=0}'
 // CHECK: plan-state: rows: expected >= 1, got 0
 ds4.state @raw ring : tensor<?x4xf32> every 1 reads affine_map<(d0) -> (d0 - 7, d0)>
+// -----
+// An opaque state gets a plane for every token of the horizon, and two: before the target, and before that.
+// RUN: ds4c-opt -p 'plan-state{horizon=10 context=64 rows=8 segments=2 logit-rows=4}'
+// CHECK: ds4.state @matrix opaque : tensor<12x16xf32> every 1 reads {{.*}} live affine_map<(d0) -> ((d0 + -1))> offset 0
+ds4.state @matrix opaque : tensor<?x16xf32> every 1 reads affine_map<(d0) -> (d0 - 1, d0 - 1)>
+// -----
+// One plane less is refused with a session in which it fails.
+// RUN: not ds4c-opt -p 'plan-state{horizon=10}'
+// CHECK: plan-state: @matrix has capacity 11, needs 12 for horizon 10: position 1, high water 12: the query at 1 wants the row of position 0, its slot holds position 11 (newer token)
+ds4.state @matrix opaque : tensor<11x16xf32> every 1 reads affine_map<(d0) -> (d0 - 1, d0 - 1)>

@@ -65,3 +65,15 @@ func.func @step(%x : tensor<?x4xf32>, %w : tensor<?x1xf32>, %at : !ds4.block, %w
   ds4.close %b : !ds4.state<@rows>
   func.return
 }
+// -----
+// Planes of an opaque state are read before the block's are written, as ring rows are.
+// RUN: not ds4c-opt -p 'verify-model'
+// CHECK: verify-model: @step: @plane: expected opaque rows to be read before the block's rows are written, got ds4.read_rows after the write
+ds4.state @plane opaque : tensor<?x4xf32> every 1 reads affine_map<(d0) -> (d0 - 1, d0 - 1)>
+func.func @step(%x : tensor<?x4xf32>, %at : !ds4.block) {
+  %s = ds4.open : !ds4.state<@plane>
+  %t = ds4.write %s, %x at %at : !ds4.state<@plane>, tensor<?x4xf32>
+  %old = ds4.read_rows %t, %at {span = 1} : (!ds4.state<@plane>, !ds4.block) -> tensor<?x1x4xf32>
+  ds4.close %t : !ds4.state<@plane>
+  func.return
+}
