@@ -10,7 +10,7 @@ from ds4c_targets.cpu.args import Args
 from ds4c_targets.cpu.kernels.norm import square_sum
 from ds4c_targets.cpu.mathlib import exp, inverse_rms, sigmoid, softplus
 from ds4c_targets.cpu.rows import channels, split
-from ds4c_targets.cpu.tir import Buf, Expr, Kernel, add, div, fma, i64, like, mod, mul, splat, sqrt
+from ds4c_targets.cpu.tir import Buf, Expr, Kernel, add, div, fma, i64, imax, like, mod, mul, splat, sqrt
 
 
 def _silu(b: Kernel, x: Expr) -> Expr:
@@ -96,7 +96,9 @@ def gated_delta(args: Args) -> None:
         with b.loop(hi, start=b.let(lo + 1)) as t:
             _token(args, t, head, args["planes"], b.let((t - 1) * plane + offset))
 
-    split(b, b.let(at.segments() * heads), b.let(at.rows() * (plane // heads // 4)), task)
+    segments = at.segments()
+    each = b.let(div(at.rows() * (plane // heads // 4), imax(1, segments)))
+    split(b, b.let(segments * heads), each, task)
 
 
 def _token(args: Args, t: Expr, head: Expr, source: Buf, source_at: Expr) -> None:
