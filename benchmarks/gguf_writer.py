@@ -72,19 +72,23 @@ def write_gguf(checkpoint: Checkpoint, path: Path) -> None:
     """Write the main model of a checkpoint; appears under its name when complete.
 
     Raises:
-        ValueError: the configuration scales rotary angles, whose keys this writer does not know.
+        ValueError: another architecture, or rotary angles are scaled, whose keys this writer does not know.
         ModuleNotFoundError: the package `gguf` is not installed (extra `peers`).
     """
     import gguf  # pyright: ignore[reportMissingImports]
 
     config = checkpoint.config
+    if not isinstance(config, ModelConfig):
+        raise ValueError(
+            f"GGUF: expected deepseek_v4, got {checkpoint.architecture.model_type}; use bench-72m"
+        )
     if config.rope_scaling is not None:
         raise ValueError("GGUF: expected a configuration without rope_scaling, got one; use bench-72m")
     staging = path.with_name(f".{path.name}.{os.getpid()}.tmp")
     writer: Any = gguf.GGUFWriter(staging, ARCHITECTURE)
     try:
         _write_keys(writer, config)
-        for name, array in _tensors(checkpoint):
+        for name, array in _tensors(checkpoint, config):
             _add(writer, gguf, name, array)
         writer.write_header_to_file()
         writer.write_kv_data_to_file()
@@ -148,8 +152,7 @@ def _integers(config: ModelConfig) -> dict[str, int]:
     }
 
 
-def _tensors(checkpoint: Checkpoint) -> Iterator[tuple[str, Array]]:
-    config = checkpoint.config
+def _tensors(checkpoint: Checkpoint, config: ModelConfig) -> Iterator[tuple[str, Array]]:
     for native, name in _WHOLE.items():
         yield name, checkpoint.load(native)
     for layer in range(config.num_hidden_layers):

@@ -1,8 +1,9 @@
 """Logits from `transformers` in float32, eager: the outside judge of parity.
 
-DeepseekV4ForCausalLM, or Qwen3NextForCausalLM for the gated delta net. Importable as `oracle_hf` by tests and by `tools/golden`. The model is built from our `ModelConfig` and
-filled tensor by tensor through our name map, because transformers refuses a `config.json` whose heavy
-ratio is not 128; `test_oracle.py` compares this with transformers' own loader where that one works.
+DeepseekV4ForCausalLM, or Qwen3NextForCausalLM for the gated delta net. Importable as `oracle_hf` by tests and
+by `tools/golden`. The model is built from our configuration and filled tensor by tensor through our name map,
+because transformers refuses a `config.json` whose heavy ratio is not 128; tests compare this with
+transformers' own loader where that one works.
 """
 
 import importlib.util

@@ -50,7 +50,7 @@ def gated_delta(
     """Outputs `[T, Hv*V]`, and the plane `[Hv, K, V]` (flat) after every row: `[T, Hv*K*V]`.
 
     For a value head with its key head's unit vectors `q` (over the root of K) and `k`, and its value `v`:
-    `S = decay * S`, `S += k (beta * (v - S.T k)).T`, `o = S.T q`. The block's first `S` is `old` `[B, 1, ..]`.
+    `S = decay * S`, `S += k (beta * (v - S.T k)).T`, `o = S.T q`. The first `S` is `old` `[B, 1, ..]`.
     """
     rows, heads = decay.shape
     values = old.shape[2] // (heads * key_width)

@@ -132,7 +132,9 @@ class GatedNormOp(IRDLOperation):
         """`[T, H*V]` twice, gain `[V]` -> `[T, H*V]`."""
         (width,), (each,) = shape(self.x)[1:], shape(self.gain)
         if width % each:
-            raise VerifyException(f"{self.name}: expected a width divisible by the gain's {each}, got {width}")
+            raise VerifyException(
+                f"{self.name}: expected a width divisible by the gain's {each}, got {width}"
+            )
         expect(self, "gate", (width,), shape(self.gate)[1:])
         expect(self, "result", (width,), shape(self.y)[1:])
 

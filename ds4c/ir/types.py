@@ -19,7 +19,7 @@ class StateKind(StrEnum):
     APPEND = "append"
     """Row `p // every`, a pure function of the tokens before its end: a rewind lowers the count."""
     OPAQUE = "opaque"
-    """One whole value (a plane) per position, which cannot be cut; addressed and rewound as a ring of planes."""
+    """One whole value (a plane) per position, which cannot be cut: addressed and rewound as a ring."""
     HOST = "host"
     """Plain data of the session: tokens, random numbers, last logits."""
 

@@ -160,10 +160,10 @@ def config_from_dict(data: Mapping[str, object], source: str = "config.json") ->
     if isinstance(model_type, str) and model_type in ARCHITECTURES:
         return ARCHITECTURES[model_type]().parse(data, source)
     if not model_type or str(model_type).startswith("deepseek"):
-        return _deepseek_v4().parse(data, source)  # knows its relatives by name and refuses each with advice
+        return _deepseek_v4().parse(data, source)  # refuses each of its relatives with advice
     raise MalformedInputError(
-        f"{source}: model_type: expected {' or '.join(ARCHITECTURES)}, got {model_type!r}; other architectures "
-        "are not supported"
+        f"{source}: model_type: expected {' or '.join(ARCHITECTURES)}, got {model_type!r}; "
+        "other architectures are not supported"
     )
 
 

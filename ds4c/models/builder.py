@@ -263,9 +263,7 @@ class FunctionBuilder:
 
     def causal_conv(self, old: SSAValue, own: SSAValue, taps: str, at: SSAValue) -> SSAValue:
         """Short convolution over old and own rows, then silu."""
-        return self._one(
-            ro.CausalConvOp(operands=[old, own, self.weight(taps), at], result_types=[own.type])
-        )
+        return self._one(ro.CausalConvOp(operands=[old, own, self.weight(taps), at], result_types=[own.type]))
 
     def delta_gates(self, a: SSAValue, b: SSAValue, rate: str, bias: str) -> tuple[SSAValue, SSAValue]:
         """Decay and step size of every head."""

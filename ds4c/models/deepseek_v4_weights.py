@@ -1,4 +1,4 @@
-"""Weights of DeepSeek-V4 for the IR: experts stacked (`layers.N.ffn.experts.w1` is `[E, I, d]`), angle tables."""
+"""Weights of DeepSeek-V4 for the IR: experts stacked (`experts.w1` is `[E, I, d]`), angle tables computed."""
 
 from __future__ import annotations
 

@@ -1,9 +1,9 @@
 """A gated delta net as a `ds4` module: a model whose state is one matrix a head, replaced by every token.
 
 Source of every formula and shape: transformers `qwen3_next` (`modeling_qwen3_next.py`), restricted to its
-`linear_attention` layers with a dense MLP; the recurrence is "Gated Delta Networks: Improving Mamba2 with Delta
-Rule" (Yang, Kautz, Hatamizadeh, 2024). Its tokens are taken one by one (`torch_recurrent_gated_delta_rule`
-there), so results do not depend on how a prompt is cut into steps.
+`linear_attention` layers with a dense MLP; the recurrence is that of "Gated Delta Networks: Improving Mamba2
+with Delta Rule" (2024). Tokens are taken one by one (`torch_recurrent_gated_delta_rule` there), so results do
+not depend on how a prompt is cut into steps.
 
 The state of a layer cannot be cut: it is declared opaque, one plane of all heads per token, and the query at
 `p` reads the plane of `p - 1`. How it is rewound is not said here: it follows from kind and read set. A

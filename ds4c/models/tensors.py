@@ -24,7 +24,7 @@ class TensorRole(StrEnum):
 
 @dataclass(frozen=True)
 class TensorSpec:
-    """Shape (`[out, in]` for matrices) and role of one tensor; the ids of an INDEX tensor are below `limit`."""
+    """Shape (`[out, in]` for matrices) and role of one tensor; ids of an INDEX tensor are below `limit`."""
 
     shape: tuple[int, ...]
     role: TensorRole

@@ -74,8 +74,8 @@ def _check_order(where: str, name: str, opened: SSAValue, decl: StateOp) -> None
         by_position = decl.state_kind in (StateKind.RING, StateKind.OPAQUE)
         if plain and by_position and version is not opened:
             raise PassFailedException(
-                f"{where}: @{name}: expected {decl.state_kind} rows to be read before the block's rows are written, "
-                f"got {plain[0].name} after the write"
+                f"{where}: @{name}: expected {decl.state_kind} rows to be read before the block's rows are "
+                f"written, got {plain[0].name} after the write"
             )
         if plain and decl.state_kind is StateKind.APPEND and _appended(following):
             raise PassFailedException(

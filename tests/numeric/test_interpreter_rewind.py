@@ -108,7 +108,10 @@ def shrunk(name: str, state: str, after: str) -> ModuleOp:
 @pytest.mark.parametrize(
     ("name", "state", "after"),
     [
-        *(("tiny-8", s, "plan-state") for s in ("l0.raw", "l2.raw", "l2.score", "l2.index_kv", "l3.kv", "l5.score")),
+        *(
+            ("tiny-8", s, "plan-state")
+            for s in ("l0.raw", "l2.raw", "l2.score", "l2.index_kv", "l3.kv", "l5.score")
+        ),
         ("tiny-8", "l2.kv", "lower-to-kernels"),
         ("tiny-8", "l5.raw", "lower-to-kernels"),
         *(("tiny-delta", s, a) for s in ("l0.conv", "l2.delta") for a in ("plan-state", "lower-to-kernels")),

@@ -9,8 +9,8 @@ Keys of each file (T tokens, V vocabulary):
     short<n>_tokens [n] int32 and short<n>_logits [n, V] float32 for prompts of n = 1..5 tokens.
     positions64 [Q] int32, logits64 [Q, V] float64: tiny DeepSeek-V4 models only, from `reference64.py`.
 
-The gated delta net has no reference of its own here: its vectors are compared with the module as built, run by
-the interpreter in float64.
+The gated delta net has no reference of its own here: its vectors are compared with the module as built, run
+by the interpreter in float64.
 """
 
 import argparse
