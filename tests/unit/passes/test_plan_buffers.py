@@ -94,7 +94,7 @@ def test_live_buffers_do_not_overlap(module: ModuleOp) -> None:
                 live[value] = span
                 written += 1
         live = {v: s for v, s in live.items() if last_read.get(v, -1) > i}
-    assert written > 100
+    assert written > 50
     assert not live
 
 
@@ -139,7 +139,7 @@ def test_states_pages_and_io_stand_where_the_plan_says(module: ModuleOp) -> None
                     "states" if operand.role == "ring" else "pages",
                     decl.offset.value.data,
                 )
-                is_ring = decl.state_kind is StateKind.RING
+                is_ring = decl.state_kind is not StateKind.APPEND
                 assert operand.stride_bytes == (plan.slot_bytes if is_ring else plan.page_bytes)
                 assert operand.every == decl.row_every
             elif operand.role == "offsets":
