@@ -298,7 +298,9 @@ class SnapshotRowsOp(IRDLOperation):
     rows = operand_def(TensorType)
     at = operand_def(BlockType)
     marks = operand_def(MarksType)
-    traits = traits_def(MemoryWriteEffect(), StateSymbolUser(ring=("state",)), StateAccess(reads=("state",)))
+    traits = traits_def(
+        MemoryWriteEffect(), StateSymbolUser(by_position=("state",)), StateAccess(reads=("state",))
+    )
     assembly_format = "$state `,` $rows `at` $at `marks` $marks attr-dict `:` type($state) `,` type($rows)"
 
 
