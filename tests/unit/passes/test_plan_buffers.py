@@ -123,7 +123,7 @@ def test_makers_and_readers_agree_on_type_and_shape(module: ModuleOp) -> None:
 
 def test_states_pages_and_io_stand_where_the_plan_says(module: ModuleOp) -> None:
     plan = Plan.of(module, "test")
-    rings = [d for d in states_of(module) if d.state_kind is StateKind.RING]
+    rings = [d for d in states_of(module) if d.state_kind in (StateKind.RING, StateKind.OPAQUE)]
     layout = MarksLayout(plan.max_marks, len(rings))
     mark_places = [plan.io_marks + 4 * layout.offsets(i) for i in range(len(rings))]
     used_places: list[int] = []
