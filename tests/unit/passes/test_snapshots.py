@@ -10,10 +10,14 @@ from numpy.typing import NDArray
 
 from ds4c.ir.block import Block
 from ds4c.ir.interp import Machine
-from ds4c.models.presets import PRESETS
+from ds4c.models.presets import preset
 
 HORIZON = 6
-AT = [*(("tiny-8", at) for at in (3, 4, 8, 17)), *(("tiny-128", at) for at in (127, 128))]
+AT = [
+    *(("tiny-8", at) for at in (3, 4, 8, 17)),
+    *(("tiny-128", at) for at in (127, 128)),
+    *(("tiny-delta", at) for at in (1, 3, 17)),
+]
 MORE = 12
 
 
@@ -22,7 +26,7 @@ def machine(name: str, after: str = "dce") -> Machine:
 
 
 def draw(name: str, count: int, seed: int) -> list[int]:
-    return np.random.default_rng(seed).integers(0, PRESETS[name].vocab_size, count).tolist()
+    return np.random.default_rng(seed).integers(0, preset(name).vocab_size, count).tolist()
 
 
 def feed(m: Machine, slot: int, first: int, tokens: list[int]) -> NDArray[Any]:
@@ -121,6 +125,8 @@ def test_a_snapshot_holds_live_rows_only() -> None:
     assert len(saved["l3.rows"]) == 0
     m = machine("tiny-8")
     assert [len(rows) for rows in m.call("snapshot", 0, 0)] == [0] * len(m.store)
+    m = machine("tiny-delta")
+    assert [len(rows) for rows in m.call("snapshot", 0, 9)] == [3, 1] * 3
 
 
 @pytest.mark.parametrize(
