@@ -46,7 +46,7 @@ def checkpoint_of(name: str, root: Path) -> Path:
 
 @pytest.fixture(scope="session")
 def built(tmp_path_factory: pytest.TempPathFactory) -> Build:
-    """`built(name, **options)`: the artifact of a tiny preset or of `demo`, with those build options."""
+    """`built(name, **options)`: the artifact of a preset in `SEEDS` or of `demo` with those build options."""
     root = tmp_path_factory.getbasetemp()
     if root.name.startswith("popen-"):  # a worker of pytest-xdist: share with the others
         root = root.parent

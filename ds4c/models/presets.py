@@ -1,4 +1,4 @@
-"""Named configurations: tiny ones for tests, one for speed, and the two shipped models."""
+"""Named configurations: three tiny ones for tests, one for speed, and the two shipped models."""
 
 from dataclasses import replace
 
