@@ -221,6 +221,10 @@ class Engine(SessionCalls):
             snapshot_bytes_budget=self._store.snapshots.budget,
         )
 
+    def session_states(self) -> tuple[int, int]:
+        """How many sessions have a valid state, and how many one that their next use rebuilds."""
+        return self._registry.states()
+
     def drain(self) -> None:
         """Refuse new sessions and generations from now on; what runs goes on."""
         self._is_draining = True
@@ -244,13 +248,22 @@ class Engine(SessionCalls):
         self, request: GenerationRequest, entry: Entry, on_event: OnEvent, bounded: bool
     ) -> Generation:
         handle = Generation(entry.session_id, on_event, self._worker.wake, bounded=bounded)
-        run = GenerationRun(request, handle, self.manifest, self.tokenizer, is_temporary=entry.is_temporary)
+        run = GenerationRun(
+            request,
+            handle,
+            self.manifest,
+            self.tokenizer,
+            self.counters,
+            on_rewind=lambda report: self._count_rewind(entry, report),
+            is_temporary=entry.is_temporary,
+        )
 
         def body() -> Body[Finished]:
             session = self._open(entry, None) if entry.is_temporary else entry.opened
             return (yield from run.body(session))
 
         def on_end(_: bool) -> None:
+            run.hand_over_rewinds()
             self._generations.pop((entry.owner, handle.id), None)
             if entry.is_temporary:
                 self._close(entry)

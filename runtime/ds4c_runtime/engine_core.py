@@ -9,6 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
+from ds4c_runtime.counters import Counters
 from ds4c_runtime.device.base import Device
 from ds4c_runtime.errors import (
     DrainingError,
@@ -21,7 +22,7 @@ from ds4c_runtime.generation import Generation, rebuild_slices, rebuilt
 from ds4c_runtime.manifest import Manifest
 from ds4c_runtime.memory_plan import MemoryPlan, plan_memory
 from ds4c_runtime.registry import Entry, Registry
-from ds4c_runtime.reports import RewindReport
+from ds4c_runtime.reports import RebuildReason, RewindKind, RewindReport
 from ds4c_runtime.requests import SessionInfo
 from ds4c_runtime.session import Session
 from ds4c_runtime.state import StateStore
@@ -87,6 +88,7 @@ class EngineCore:
         self.manifest = manifest
         self.tokenizer = tokenizer
         self.limits = EngineLimits(max_sessions, running, max_queue, memory)
+        self.counters = Counters()
         self.failure: RuntimeFailure | None = None
         self._store = StateStore(
             manifest,
@@ -132,6 +134,8 @@ class EngineCore:
         return entry.session
 
     def _close(self, entry: Entry) -> None:
+        if entry.deferred is not None:
+            self.counters.rewinds.record(entry.deferred)
         if entry.session is not None:
             entry.session.close()
         self._registry.remove(entry)
@@ -149,6 +153,22 @@ class EngineCore:
         yield from rebuild_slices(session)
         return rebuilt(report, session, report.restore_seconds + time.perf_counter() - started)
 
+    def _count_rewind(self, entry: Entry, report: RewindReport) -> None:
+        """Count a rewind or fork once: a deferred one when it is rebuilt, or replaced, or its session closed.
+
+        The report of a rebuild without a move (from and to are the same) is that of the rewind before it.
+        """
+        waiting, entry.deferred = entry.deferred, None
+        if waiting is not None:
+            if report.from_position == report.to_position == waiting.to_position:
+                report = made_good(waiting, report)
+            else:
+                self.counters.rewinds.record(waiting)
+        if report.kind is RewindKind.DEFERRED:
+            entry.deferred = report
+        else:
+            self.counters.rewinds.record(report)
+
     def _result_info(self, entry: Entry) -> SessionInfo:
         """State of a session at the end of a task, when it is about to be handed back."""
         entry.publish()
@@ -161,6 +181,17 @@ class EngineCore:
     def _refuse_draining(self) -> None:
         if self._is_draining:
             raise DrainingError("request refused: expected a serving engine, got one that is draining")
+
+
+def made_good(deferred: RewindReport, rebuild: RewindReport) -> RewindReport:
+    """The report of a deferred rewind as what the rebuild after it made of it."""
+    known = deferred.rebuild_reason
+    is_rebuild = rebuild.kind is RewindKind.REBUILD and known is not RebuildReason.NOT_REBUILT
+    return rebuild._replace(
+        cause=deferred.cause,
+        from_position=deferred.from_position,
+        rebuild_reason=known if is_rebuild else rebuild.rebuild_reason,
+    )
 
 
 def session_info(entry: Entry) -> SessionInfo:

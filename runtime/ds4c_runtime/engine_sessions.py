@@ -197,8 +197,11 @@ class SessionCalls(EngineCore):
                     return self._result_info(entry), report
                 session.check_rewind(target, max_replay_tokens)
                 report = session.rewind(target, defer=True)
-                if not defer:
-                    report = yield from self._rebuild(session, report)
+                try:
+                    if not defer:
+                        report = yield from self._rebuild(session, report)
+                finally:
+                    self._count_rewind(entry, report)
                 return self._result_info(entry), report
 
             return self._task(entry, body())
@@ -236,6 +239,7 @@ class SessionCalls(EngineCore):
             def body() -> Body[Moved]:
                 child.session, report = parent.opened.fork(where, session_id=child.session_id, defer=True)
                 report = yield from self._rebuild(child.session, report)
+                self._count_rewind(child, report)
                 return self._result_info(child), report
 
             return self._task(child, body(), is_new=True, also=lambda: self._hand_back(parent))

@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
+from ds4c_runtime.counters import Counters
 from ds4c_runtime.errors import InvalidRequestError
 from ds4c_runtime.manifest import Manifest
 from ds4c_runtime.progress import ProgressGuard
@@ -37,6 +38,7 @@ MAX_UNACKNOWLEDGED = 256
 """Events a consumer may lag behind before its generation is paused."""
 TOOL_CALL_END = "</｜DSML｜tool_calls>"
 OnEvent = Callable[[Event], None]
+OnRewind = Callable[[RewindReport], None]
 
 
 class Generation:
@@ -131,11 +133,16 @@ class GenerationRun:
         handle: Generation,
         manifest: Manifest,
         tokenizer: Tokenizer | None,
+        counters: Counters,
         *,
+        on_rewind: OnRewind,
         is_temporary: bool,
     ) -> None:
+        """Prepare; `on_rewind` gets every report once, when nothing is added to it any more."""
         self._request = request
         self._handle = handle
+        self._counters = counters
+        self._on_rewind = on_rewind
         self._vocab_size = manifest.model.vocab_size
         self._is_temporary = is_temporary
         stop = request.stop
@@ -149,6 +156,7 @@ class GenerationRun:
         self._clock = Clock()
         self._guard = ProgressGuard()
         self._rewinds: list[RewindReport] = []
+        self._handed_over = 0
         self._input = self._cached = self._generated = self._sent = self._discarded = 0
 
     def body(self, session: Session) -> Body[Finished]:
@@ -195,10 +203,11 @@ class GenerationRun:
             report = stale_report(session.position)
         else:
             return
-        yield from rebuild_slices(session, lambda: self._handle.is_cancelled)
-        seconds = time.perf_counter() - started
-        self._clock.rewind = seconds
-        self._rewinds.append(rebuilt(report, session, seconds))
+        try:
+            yield from rebuild_slices(session, lambda: self._handle.is_cancelled)
+        finally:
+            self._clock.rewind = seconds = time.perf_counter() - started
+            self._rewinds.append(rebuilt(report, session, seconds))
 
     def _start(self, session: Session) -> None:
         request = self._request
@@ -214,6 +223,8 @@ class GenerationRun:
         rewind = self._rewinds[0] if self._rewinds else None
         self._input = session.position + len(request.tokens)
         self._cached = session.position - replayed
+        self._counters.prefill_tokens.add("session", by=self._cached)
+        self.hand_over_rewinds()
         handle = self._handle
         handle.emit(Started(handle.id, handle.session_id, session.position, self._cached, rewind))
 
@@ -226,6 +237,7 @@ class GenerationRun:
             done = start + len(part)
             session.timeline.check_room(len(tokens) - start)
             session.advance(part, wanted=int(done == len(tokens)))
+            self._counters.prefill_tokens.add("compute", by=len(part))
             if self._request.prefill_progress:
                 self._handle.emit(PrefillProgress(done, len(tokens)))
             yield
@@ -278,6 +290,7 @@ class GenerationRun:
         request = self._request
         position = self._input + self._sent
         self._sent += len(release.tokens)
+        self._counters.generated_tokens.add(by=len(release.tokens))
         ids = release.tokens if request.return_token_ids else ()
         text = release.text if request.return_text else ""
         if ids or text:
@@ -286,17 +299,26 @@ class GenerationRun:
             self._discarded += release.dropped
             report = session.rewind(session.position - release.dropped, cause=RewindCause.STOP, defer=True)
             self._rewinds.append(report)
+            self.hand_over_rewinds()
+
+    def hand_over_rewinds(self) -> None:
+        """Give the reports that were not given yet to `on_rewind`."""
+        while self._handed_over < len(self._rewinds):
+            self._handed_over += 1
+            self._on_rewind(self._rewinds[self._handed_over - 1])
 
     def _finished(self, session: Session, reason: FinishReason, matched: str = "") -> Finished:
         evaluated = min(self._input, session.position)
         usage = Usage(evaluated, self._cached, self._sent, self._discarded)
+        timing = self._clock.timing()
+        self._counters.generation(timing)
         return Finished(
             reason,
             session.position,
             session.digest,
             matched,
             usage,
-            self._clock.timing(),
+            timing,
             tuple(self._rewinds),
             not self._is_temporary,
         )

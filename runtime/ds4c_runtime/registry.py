@@ -17,6 +17,7 @@ from ds4c_runtime.errors import (
     SessionLimitError,
     UnknownSessionError,
 )
+from ds4c_runtime.reports import RewindReport
 from ds4c_runtime.requests import SessionInfo
 from ds4c_runtime.session import Session
 
@@ -25,7 +26,10 @@ _ID_PATTERN = re.compile(r"[A-Za-z0-9_.:\-]{1,128}")
 
 @dataclass
 class Entry:
-    """One session of one owner; `session` is set by the worker thread once it has a slot."""
+    """One session of one owner; `session` is set by the worker thread once it has a slot.
+
+    `deferred` is the last rewind if it left a rebuild to the next use, which has not come yet.
+    """
 
     session_id: str
     owner: str
@@ -35,6 +39,7 @@ class Entry:
     is_busy: bool = True
     session: Session | None = None
     info: SessionInfo | None = None
+    deferred: RewindReport | None = None
     create_time: float = field(default_factory=time.time)
 
     def publish(self) -> None:
@@ -153,6 +158,13 @@ class Registry:
         with self._lock:
             mine = [e for e in self._entries.values() if e.owner == owner and not e.is_temporary]
         return sorted((e for e in mine if e.info is not None), key=lambda e: (e.create_time, e.session_id))
+
+    def states(self) -> tuple[int, int]:
+        """How many opened sessions have a valid state, and how many one that is to be rebuilt."""
+        with self._lock:
+            infos = [entry.info for entry in self._entries.values() if entry.info is not None]
+        valid = sum(info.state_valid for info in infos)
+        return valid, len(infos) - valid
 
     def _find(self, session_id: str, owner: str) -> Entry:
         entry = self._entries.get((owner, session_id))

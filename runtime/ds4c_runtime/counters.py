@@ -1,0 +1,203 @@
+"""Numbers of an engine for whoever watches it: counters and histograms with labels, plain and thread-safe.
+
+How they are exported is not known here. What is a level rather than a count (sessions, bytes in use) is not
+held but read from the engine when asked for. Every fact is recorded in one place, where it is published.
+"""
+
+from __future__ import annotations
+
+import threading
+from bisect import bisect_left
+from collections.abc import Iterable, Sequence
+from itertools import accumulate, product
+from typing import NamedTuple
+
+from ds4c_runtime.reports import RebuildReason, RewindCause, RewindKind, RewindReport
+from ds4c_runtime.requests import Timing
+
+Labels = tuple[str, ...]
+"""Values of a family's labels, in the order of their names."""
+SECONDS = (1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)
+"""Upper bounds for times: from a rewind in place to the prefill of a full context, in seconds."""
+TOKENS = tuple(float(4**power) for power in range(11))
+"""Upper bounds for distances: 1 to 4^10 tokens."""
+
+_KINDS = [(kind.value,) for kind in RewindKind]
+_CAUSES = [(cause.value,) for cause in RewindCause]
+_MOVES = [kind + cause for kind, cause in product(_KINDS, _CAUSES)]
+_REASONS = [(reason.value,) for reason in RebuildReason if reason is not RebuildReason.NOT_REBUILT]
+
+
+class Counter:
+    """Numbers that only grow, one for each combination of label values.
+
+    Combinations that are known before they happen start at 0, so that a first event is seen as a change.
+    """
+
+    def __init__(
+        self, name: str, help: str, labels: Sequence[str] = (), known: Iterable[Labels] = ()
+    ) -> None:
+        """`name` without prefix and `_total`, `help` in one sentence, names of `labels` in order."""
+        self.name, self.help, self.labels = name, help, tuple(labels)
+        self._lock = threading.Lock()
+        self._numbers: dict[Labels, float] = dict.fromkeys(known if labels else [()], 0)
+
+    def add(self, *values: str, by: float = 1) -> None:
+        """Add `by`, at least 0, for these label values."""
+        assert len(values) == len(self.labels), "one value for each label"
+        assert by >= 0, "a counter only grows"
+        with self._lock:
+            self._numbers[values] = self._numbers.get(values, 0) + by
+
+    def values(self) -> dict[Labels, float]:
+        """All numbers by label values, as of now."""
+        with self._lock:
+            return dict(self._numbers)
+
+
+class Distribution(NamedTuple):
+    """What a histogram holds for one combination of label values.
+
+    `counts[i]` observations were at most `bounds[i]`; the last count is that of all.
+    """
+
+    counts: tuple[int, ...]
+    sum: float
+
+
+class Histogram:
+    """Observations in buckets of fixed upper bounds, for each combination of label values."""
+
+    def __init__(
+        self,
+        name: str,
+        help: str,
+        bounds: Sequence[float],
+        labels: Sequence[str] = (),
+        known: Iterable[Labels] = (),
+    ) -> None:
+        """`name` without prefix, `help` in one sentence, ascending `bounds`, names of `labels` in order."""
+        self.name, self.help, self.bounds, self.labels = name, help, tuple(bounds), tuple(labels)
+        self._lock = threading.Lock()
+        self._buckets: dict[Labels, list[int]] = {}
+        self._sums: dict[Labels, float] = {}
+        for values in known if labels else [()]:
+            self._start(values)
+
+    def observe(self, value: float, *values: str) -> None:
+        """Take one observation for these label values."""
+        assert len(values) == len(self.labels), "one value for each label"
+        with self._lock:
+            if values not in self._sums:
+                self._start(values)
+            self._buckets[values][bisect_left(self.bounds, value)] += 1
+            self._sums[values] += value
+
+    def values(self) -> dict[Labels, Distribution]:
+        """All distributions by label values, as of now."""
+        with self._lock:
+            return {
+                labels: Distribution(tuple(accumulate(buckets)), self._sums[labels])
+                for labels, buckets in self._buckets.items()
+            }
+
+    def _start(self, values: Labels) -> None:
+        self._buckets[values] = [0] * (len(self.bounds) + 1)
+        self._sums[values] = 0.0
+
+
+class RewindCounters:
+    """What rewinds and forks did. One lock, as a rewind in place takes little longer than a lock."""
+
+    def __init__(self) -> None:
+        self.rewinds = Counter(
+            "rewinds", "Rewinds and forks, a deferred one as what it became.", ["kind", "cause"], _MOVES
+        )
+        self.seconds = Histogram(
+            "rewind_seconds", "Time of rewinds and forks, replay included.", SECONDS, ["kind"], _KINDS
+        )
+        self.replayed_tokens = Counter(
+            "rewind_replayed_tokens", "Tokens run again by rewinds and forks.", ["kind", "cause"], _MOVES
+        )
+        self.distance_tokens = Histogram(
+            "rewind_distance_tokens", "Tokens between the positions before and after.", TOKENS
+        )
+        self.rebuilds = Counter("rebuilds", "Rewinds that nothing cheaper could do.", ["reason"], _REASONS)
+        self.rebuild_tokens = Counter("rebuild_tokens", "Tokens run by rebuilds.")
+        self.discarded_tokens = Counter(
+            "discarded_tokens", "Tokens that rewinds took out of histories.", ["cause"], _CAUSES
+        )
+        self._lock = threading.Lock()
+        for family in (*counters_of(self), *histograms_of(self)):
+            family._lock = self._lock
+
+    def record(self, report: RewindReport) -> None:
+        """Record a rewind or fork that has come to its end; to be called once for each."""
+        kind, cause = report.kind.value, report.cause.value
+        distance = report.from_position - report.to_position
+        seconds = report.restore_seconds + report.replay_seconds
+        replayed = report.replayed_tokens
+        with self._lock:
+            self.rewinds._numbers[kind, cause] += 1
+            self.seconds._buckets[(kind,)][bisect_left(SECONDS, seconds)] += 1
+            self.seconds._sums[(kind,)] += seconds
+            self.distance_tokens._buckets[()][bisect_left(TOKENS, distance)] += 1
+            self.distance_tokens._sums[()] += distance
+            if report.cause is not RewindCause.BRANCH:
+                self.discarded_tokens._numbers[(cause,)] += distance
+            if replayed:
+                self.replayed_tokens._numbers[kind, cause] += replayed
+            if report.kind is RewindKind.REBUILD:
+                self.rebuilds._numbers[(report.rebuild_reason.value,)] += 1
+                self.rebuild_tokens._numbers[()] += replayed
+
+
+class Counters:
+    """All counts of one engine. Each attribute may be recorded to from any thread, by what it counts."""
+
+    def __init__(self) -> None:
+        self.rewinds = RewindCounters()
+        self.prefill_tokens = Counter(
+            "prefill_tokens",
+            "Tokens before the first one handed out: run as prompt (compute) or held by the session.",
+            ["source"],
+            [("compute",), ("session",)],
+        )
+        self.generated_tokens = Counter("generated_tokens", "Tokens handed out.")
+        self.ttft_seconds = Histogram("ttft_seconds", "From a request to its first token.", SECONDS)
+        self.tail_seconds = Histogram("tail_seconds", "From the last token to the end.", SECONDS)
+        self.no_progress = Counter(
+            "no_progress", "Generations ended as they restored one snapshot twice without a new token."
+        )
+        self.snapshot_invalidations = Counter(
+            "snapshot_invalidations", "Snapshots dropped as tokens below them were replaced.", ["cause"]
+        )
+        self.snapshot_evictions = Counter("snapshot_evictions", "Snapshots dropped to make room.")
+        self.session_evictions = Counter(
+            "session_evictions", "Sessions whose state was given up to make room.", ["reason"]
+        )
+        self.store_errors = Counter("store_errors", "Failed reads and writes of saved sessions.", ["kind"])
+
+    def generation(self, timing: Timing) -> None:
+        """Record the times of a generation that has come to its end."""
+        if timing.first_token:
+            self.ttft_seconds.observe(timing.first_token)
+            self.tail_seconds.observe(timing.tail)
+
+    def counters(self) -> list[Counter]:
+        """Every counter."""
+        return [*counters_of(self), *counters_of(self.rewinds)]
+
+    def histograms(self) -> list[Histogram]:
+        """Every histogram."""
+        return [*histograms_of(self), *histograms_of(self.rewinds)]
+
+
+def counters_of(owner: object) -> list[Counter]:
+    """The counters among the attributes of an object."""
+    return [one for one in vars(owner).values() if isinstance(one, Counter)]
+
+
+def histograms_of(owner: object) -> list[Histogram]:
+    """The histograms among the attributes of an object."""
+    return [one for one in vars(owner).values() if isinstance(one, Histogram)]
