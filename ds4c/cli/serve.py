@@ -32,6 +32,14 @@ def register(app: typer.Typer) -> None:
 Listen = Annotated[
     list[str], typer.Option("--grpc-listen", help="HOST:PORT, [IPV6]:PORT or unix:PATH; may repeat.")
 ]
+MetricsListen = Annotated[
+    str | None,
+    typer.Option(
+        "--metrics-listen",
+        help="HOST:PORT or [IPV6]:PORT of http://HOST:PORT/metrics for Prometheus; port 0: any.",
+        show_default=False,
+    ),
+]
 Threads = Annotated[int, typer.Option(min=1, help="Threads of one step.")]
 MaxSessions = Annotated[int, typer.Option(min=1, help="Sessions that can exist at once.")]
 MaxQueue = Annotated[int, typer.Option(min=0, help="Generations that can wait.")]
@@ -62,6 +70,7 @@ Reflection = Annotated[
 def serve(
     artifact: ArtifactArgument,
     grpc_listen: Listen = ["127.0.0.1:50051"],  # noqa: B006 - typer needs a list and only reads it
+    metrics_listen: MetricsListen = None,
     threads: Threads = 1,
     max_sessions: MaxSessions = 8,
     memory_budget: MemoryBudget = None,
@@ -80,7 +89,11 @@ def serve(
     Prints one line when ready. The first signal drains: new generations are refused, running streams go on
     for up to --drain-seconds. A second signal ends at once. Exit code 0 after a drain.
 
+    --metrics-listen answers GET /metrics with counters of rewinds, snapshots, sessions and calls; whoever may
+    call the server may read it, with the same tokens and certificates.
+
     Example: ds4c serve out/m --grpc-listen 127.0.0.1:50051 --max-sessions 16
+    Example: ds4c serve out/m --metrics-listen 127.0.0.1:9090
     """
     # The transport writes its own lines about failed binds; ours says the same in one.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -93,7 +106,12 @@ def serve(
     if ready_fd is not None:
         check_descriptor(ready_fd)
     config = make_config(
-        grpc_listen, auth_token_file, (tls_cert, tls_key, tls_client_ca), drain_seconds, reflection
+        grpc_listen,
+        metrics_listen,
+        auth_token_file,
+        (tls_cert, tls_key, tls_client_ca),
+        drain_seconds,
+        reflection,
     )
     budget = parse_bytes(memory_budget, "--memory-budget") if memory_budget is not None else None
     log.configure(log_format)
@@ -133,6 +151,7 @@ def check_descriptor(number: int) -> None:
 
 def make_config(
     listen: Sequence[str],
+    metrics_listen: str | None,
     auth_token_file: Path | None,
     tls: tuple[Path | None, Path | None, Path | None],
     drain_seconds: float,
@@ -163,6 +182,7 @@ def make_config(
         tls=TlsFiles(certificate, key, client_ca) if certificate is not None and key is not None else None,
         drain_seconds=drain_seconds,
         reflection=reflection,
+        metrics=parse_address(metrics_listen, "metrics_listen") if metrics_listen is not None else None,
     )
 
 

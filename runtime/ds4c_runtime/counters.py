@@ -32,6 +32,7 @@ class Counter:
     """Numbers that only grow, one for each combination of label values.
 
     Combinations that are known before they happen start at 0, so that a first event is seen as a change.
+    `numbers` may be changed directly by who holds `lock`, which families that change together share.
     """
 
     def __init__(
@@ -39,20 +40,20 @@ class Counter:
     ) -> None:
         """`name` without prefix and `_total`, `help` in one sentence, names of `labels` in order."""
         self.name, self.help, self.labels = name, help, tuple(labels)
-        self._lock = threading.Lock()
-        self._numbers: dict[Labels, float] = dict.fromkeys(known if labels else [()], 0)
+        self.lock = threading.Lock()
+        self.numbers: dict[Labels, float] = dict.fromkeys(known if labels else [()], 0)
 
     def add(self, *values: str, by: float = 1) -> None:
         """Add `by`, at least 0, for these label values."""
         assert len(values) == len(self.labels), "one value for each label"
         assert by >= 0, "a counter only grows"
-        with self._lock:
-            self._numbers[values] = self._numbers.get(values, 0) + by
+        with self.lock:
+            self.numbers[values] = self.numbers.get(values, 0) + by
 
     def values(self) -> dict[Labels, float]:
         """All numbers by label values, as of now."""
-        with self._lock:
-            return dict(self._numbers)
+        with self.lock:
+            return dict(self.numbers)
 
 
 class Distribution(NamedTuple):
@@ -66,7 +67,10 @@ class Distribution(NamedTuple):
 
 
 class Histogram:
-    """Observations in buckets of fixed upper bounds, for each combination of label values."""
+    """Observations in buckets of fixed upper bounds, for each combination of label values.
+
+    `buckets` and `sums` may be changed directly by who holds `lock`.
+    """
 
     def __init__(
         self,
@@ -78,32 +82,32 @@ class Histogram:
     ) -> None:
         """`name` without prefix, `help` in one sentence, ascending `bounds`, names of `labels` in order."""
         self.name, self.help, self.bounds, self.labels = name, help, tuple(bounds), tuple(labels)
-        self._lock = threading.Lock()
-        self._buckets: dict[Labels, list[int]] = {}
-        self._sums: dict[Labels, float] = {}
+        self.lock = threading.Lock()
+        self.buckets: dict[Labels, list[int]] = {}
+        self.sums: dict[Labels, float] = {}
         for values in known if labels else [()]:
             self._start(values)
 
     def observe(self, value: float, *values: str) -> None:
         """Take one observation for these label values."""
         assert len(values) == len(self.labels), "one value for each label"
-        with self._lock:
-            if values not in self._sums:
+        with self.lock:
+            if values not in self.sums:
                 self._start(values)
-            self._buckets[values][bisect_left(self.bounds, value)] += 1
-            self._sums[values] += value
+            self.buckets[values][bisect_left(self.bounds, value)] += 1
+            self.sums[values] += value
 
     def values(self) -> dict[Labels, Distribution]:
         """All distributions by label values, as of now."""
-        with self._lock:
+        with self.lock:
             return {
-                labels: Distribution(tuple(accumulate(buckets)), self._sums[labels])
-                for labels, buckets in self._buckets.items()
+                labels: Distribution(tuple(accumulate(buckets)), self.sums[labels])
+                for labels, buckets in self.buckets.items()
             }
 
     def _start(self, values: Labels) -> None:
-        self._buckets[values] = [0] * (len(self.bounds) + 1)
-        self._sums[values] = 0.0
+        self.buckets[values] = [0] * (len(self.bounds) + 1)
+        self.sums[values] = 0.0
 
 
 class RewindCounters:
@@ -129,7 +133,7 @@ class RewindCounters:
         )
         self._lock = threading.Lock()
         for family in (*counters_of(self), *histograms_of(self)):
-            family._lock = self._lock
+            family.lock = self._lock
 
     def record(self, report: RewindReport) -> None:
         """Record a rewind or fork that has come to its end; to be called once for each."""
@@ -138,18 +142,18 @@ class RewindCounters:
         seconds = report.restore_seconds + report.replay_seconds
         replayed = report.replayed_tokens
         with self._lock:
-            self.rewinds._numbers[kind, cause] += 1
-            self.seconds._buckets[(kind,)][bisect_left(SECONDS, seconds)] += 1
-            self.seconds._sums[(kind,)] += seconds
-            self.distance_tokens._buckets[()][bisect_left(TOKENS, distance)] += 1
-            self.distance_tokens._sums[()] += distance
+            self.rewinds.numbers[kind, cause] += 1
+            self.seconds.buckets[(kind,)][bisect_left(SECONDS, seconds)] += 1
+            self.seconds.sums[(kind,)] += seconds
+            self.distance_tokens.buckets[()][bisect_left(TOKENS, distance)] += 1
+            self.distance_tokens.sums[()] += distance
             if report.cause is not RewindCause.BRANCH:
-                self.discarded_tokens._numbers[(cause,)] += distance
+                self.discarded_tokens.numbers[(cause,)] += distance
             if replayed:
-                self.replayed_tokens._numbers[kind, cause] += replayed
+                self.replayed_tokens.numbers[kind, cause] += replayed
             if report.kind is RewindKind.REBUILD:
-                self.rebuilds._numbers[(report.rebuild_reason.value,)] += 1
-                self.rebuild_tokens._numbers[()] += replayed
+                self.rebuilds.numbers[(report.rebuild_reason.value,)] += 1
+                self.rebuild_tokens.numbers[()] += replayed
 
 
 class Counters:

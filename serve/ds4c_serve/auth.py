@@ -15,6 +15,7 @@ import grpc
 from grpc_status import rpc_status
 
 from ds4c_runtime.errors import InvalidRequestError
+from ds4c_serve.calls import CallCounters
 from ds4c_serve.context import Context
 from ds4c_serve.errors import UnauthenticatedError, status_of
 
@@ -111,8 +112,9 @@ def read_tokens(path: Path) -> list[str]:
 class AuthInterceptor(grpc.aio.ServerInterceptor):
     """Refuses calls without a valid token before their handler runs; health checks are exempt."""
 
-    def __init__(self, authenticator: Authenticator):
+    def __init__(self, authenticator: Authenticator, calls: CallCounters):
         self._authenticator = authenticator
+        self._calls = calls
 
     async def intercept_service(
         self,
@@ -127,6 +129,7 @@ class AuthInterceptor(grpc.aio.ServerInterceptor):
         try:
             self._authenticator.check(_header(handler_call_details.invocation_metadata))
         except UnauthenticatedError as error:
+            self._calls.refused(method, error)
             return refusing_handler(handler, error)
         return handler
 

@@ -5,16 +5,18 @@ from concurrent.futures import Future
 from typing import TypeVar
 
 from ds4c_runtime.engine import Engine
+from ds4c_serve.calls import CallCounters
 from ds4c_serve.errors import LoadingError
 
 T = TypeVar("T")
 
 
 class Backend:
-    """Holds the engine that all services share."""
+    """Holds the engine that all services share, and counts their calls."""
 
     def __init__(self) -> None:
         self._engine: Engine | None = None
+        self.calls = CallCounters()
 
     def attach(self, engine: Engine) -> None:
         """Start to serve with a loaded engine; called once."""

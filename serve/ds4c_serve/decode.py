@@ -12,6 +12,7 @@ from google.protobuf.message import DecodeError
 from grpc_status import rpc_status
 
 from ds4c_runtime.errors import InvalidRequestError
+from ds4c_serve.calls import CallCounters
 from ds4c_serve.errors import status_of
 
 
@@ -29,6 +30,9 @@ class Malformed:
 class DecodeInterceptor(grpc.aio.ServerInterceptor):
     """Answers INVALID_ARGUMENT to requests that cannot be parsed, for all methods with one request."""
 
+    def __init__(self, calls: CallCounters):
+        self._calls = calls
+
     async def intercept_service(
         self,
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
@@ -38,17 +42,20 @@ class DecodeInterceptor(grpc.aio.ServerInterceptor):
         handler = await continuation(handler_call_details)
         if handler is None or handler.request_streaming:
             return handler
-        return careful_handler(handler)
+        method: str = handler_call_details.method
+        return careful_handler(handler, lambda error: self._calls.refused(method, error))
 
 
-def careful_handler(handler: Any) -> Any:
+def careful_handler(handler: Any, on_refusal: Callable[[InvalidRequestError], None]) -> Any:
     """The same handler, refusing what cannot be parsed."""
 
     def deserialize(data: bytes) -> Any:
         try:
             return handler.request_deserializer(data)
         except (DecodeError, ValueError) as error:
-            return Malformed(error)
+            malformed = Malformed(error)
+            on_refusal(malformed.error)
+            return malformed
 
     if handler.response_streaming:
         inner_stream = handler.unary_stream

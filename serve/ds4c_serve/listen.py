@@ -45,8 +45,8 @@ class Address:
         return f"{host}:{self.port if port is None else port}"
 
 
-def parse_address(text: str) -> Address:
-    """Read `HOST:PORT`, `[IPV6]:PORT` or `unix:PATH`. Port 0 lets the system choose.
+def parse_address(text: str, field: str = "grpc_listen") -> Address:
+    """Read `HOST:PORT`, `[IPV6]:PORT` or `unix:PATH`. Port 0 lets the system choose; errors name `field`.
 
     Raises:
         InvalidRequestError: it is none of these.
@@ -62,13 +62,15 @@ def parse_address(text: str) -> Address:
     if not separator or not bare or not is_port or (":" in bare) != bracketed:
         raise InvalidRequestError(
             f"address refused: expected HOST:PORT, [IPV6]:PORT or unix:PATH, got {text!r}",
-            field="grpc_listen",
+            field=field,
         )
     return Address(bare, int(port))
 
 
-def check_exposure(address: Address, *, has_tokens: bool, has_client_ca: bool) -> None:
-    """Refuse to let strangers in.
+def check_exposure(
+    address: Address, *, has_tokens: bool, has_client_ca: bool, field: str = "grpc_listen"
+) -> None:
+    """Refuse to let strangers in; the error names `field`.
 
     Raises:
         InvalidRequestError: the address is reachable from other machines and nothing checks who calls.
@@ -78,7 +80,7 @@ def check_exposure(address: Address, *, has_tokens: bool, has_client_ca: bool) -
     raise InvalidRequestError(
         f"address {address.target()} refused: expected a loopback address, or --auth-token-file or "
         "--tls-client-ca, got an open one; add one of the two or listen on 127.0.0.1",
-        field="grpc_listen",
+        field=field,
     )
 
 

@@ -1,6 +1,7 @@
-"""What surrounds every handler: request id, translation of errors, one log line a call.
+"""What surrounds every handler: request id, translation of errors, one log line and one count a call.
 
-Handlers are written as if nothing could fail; `unary` and `streaming` wrap them.
+Handlers are written as if nothing could fail; `unary` and `streaming` wrap them. Their services have the
+`Backend` in `_backend`.
 """
 
 import asyncio
@@ -13,6 +14,7 @@ from google.rpc import code_pb2
 from grpc_status import rpc_status
 
 from ds4c_runtime.errors import InvalidRequestError
+from ds4c_serve.calls import CallCounters
 from ds4c_serve.context import Context, text_metadata
 from ds4c_serve.errors import is_expected, rule_for, status_of
 from ds4c_serve.log import LOGGER, log_event
@@ -29,7 +31,7 @@ def unary(handler: UnaryHandler) -> UnaryHandler:
 
     @functools.wraps(handler)
     async def call(self: Any, request: Any, context: Context) -> Any:
-        record = CallRecord(handler.__name__, request, context)
+        record = CallRecord(handler.__name__, request, context, self._backend.calls)
         try:
             await record.begin()
             response = await handler(self, request, context)
@@ -50,7 +52,7 @@ def streaming(handler: StreamHandler) -> StreamHandler:
 
     @functools.wraps(handler)
     async def call(self: Any, request: Any, context: Context) -> AsyncIterator[Any]:
-        record = CallRecord(handler.__name__, request, context)
+        record = CallRecord(handler.__name__, request, context, self._backend.calls)
         messages: Any = handler(self, request, context)
         try:
             await record.begin()
@@ -71,10 +73,11 @@ def streaming(handler: StreamHandler) -> StreamHandler:
 
 
 class CallRecord:
-    """One call: its request id and its log line."""
+    """One call: its request id, its log line and its place in the counts."""
 
-    def __init__(self, method: str, request: Any, context: Context):
+    def __init__(self, method: str, request: Any, context: Context, calls: CallCounters):
         self._method = method
+        self._calls = calls
         self._context = context
         self._session_id: str = getattr(request, "session_id", "")
         self._request_id = request_id(request, context)
@@ -111,14 +114,17 @@ class CallRecord:
         assert status.code != code_pb2.OK, "an error must not become OK"
         await self._context.abort_with_status(rpc_status.to_status(status))
 
-    def end(self, code: str, **facts: object) -> None:
-        """Write the log line of the call; never the text of a prompt or an answer."""
-        milliseconds = round((time.monotonic() - self._started) * 1000, 1)
+    def end(self, code: str, reason: str = "", **facts: object) -> None:
+        """Count the call and write its log line; never the text of a prompt or an answer."""
+        seconds = time.monotonic() - self._started
+        self._calls.record(self._method, code, reason, seconds)
+        if reason:
+            facts = {"reason": reason, **facts}
         log_event(
             "call",
             method=self._method,
             code=code,
-            ms=milliseconds,
+            ms=round(seconds * 1000, 1),
             request_id=self._request_id,
             session_id=self._session_id,
             **facts,

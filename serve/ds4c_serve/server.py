@@ -9,11 +9,12 @@ import asyncio
 import gc
 import os
 import signal
+import ssl
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, cast
+from typing import TYPE_CHECKING, Any, cast
 
 import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
@@ -30,6 +31,9 @@ from ds4c_serve.log import LOGGER, log_event
 from ds4c_serve.models import ModelService
 from ds4c_serve.sessions import SessionService
 from ds4c_serve.v1 import engine_pb2, engine_pb2_grpc
+
+if TYPE_CHECKING:
+    from ds4c_serve.metrics_http import MetricsServer
 
 MAX_REQUEST_BYTES = 16 << 20
 SWEEP_SECONDS = 1.0
@@ -82,6 +86,26 @@ class TlsFiles:
             [pair], root_certificates=root, require_client_auth=root is not None
         )
 
+    def context(self) -> ssl.SSLContext:
+        """The same for a server that is not gRPC's.
+
+        Raises:
+            InvalidRequestError: they are not a certificate, its key and an authority.
+        """
+        context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+        try:
+            context.load_cert_chain(self.certificate, self.key)
+            if self.client_ca is not None:
+                context.load_verify_locations(self.client_ca)
+                context.verify_mode = ssl.CERT_REQUIRED
+        except OSError as error:
+            raise InvalidRequestError(
+                f"TLS files refused: expected a certificate and its key, got {error.strerror or error}; "
+                "check the files",
+                field="tls",
+            ) from error
+        return context
+
 
 @dataclass(frozen=True)
 class ServerConfig:
@@ -93,6 +117,7 @@ class ServerConfig:
         tls: Certificates; None serves plain HTTP/2.
         drain_seconds: How long running streams may go on after the first signal.
         reflection: Whether clients can ask for the contract; None: only where all addresses are local.
+        metrics: Where to answer HTTP requests for `/metrics`; None: nowhere.
     """
 
     addresses: tuple[Address, ...]
@@ -100,6 +125,7 @@ class ServerConfig:
     tls: TlsFiles | None = None
     drain_seconds: float = 30.0
     reflection: bool | None = None
+    metrics: Address | None = None
 
 
 def server_options() -> list[tuple[str, int]]:
@@ -129,6 +155,11 @@ class Server:
         has_client_ca = config.tls is not None and config.tls.client_ca is not None
         for address in config.addresses:
             check_exposure(address, has_tokens=bool(config.tokens), has_client_ca=has_client_ca)
+        if config.metrics is not None:
+            has_tokens = bool(config.tokens)
+            check_exposure(
+                config.metrics, has_tokens=has_tokens, has_client_ca=has_client_ca, field="metrics_listen"
+            )
         self._config = config
         self._backend = Backend()
         authenticator = Authenticator(config.tokens)
@@ -138,6 +169,7 @@ class Server:
         self._health = cast(Any, health).aio.HealthServicer()
         self._authenticator = authenticator
         self._grpc: grpc.aio.Server | None = None
+        self._metrics: MetricsServer | None = None
         self._sweeper: asyncio.Task[None] | None = None
 
     async def start(self) -> list[str]:
@@ -149,16 +181,34 @@ class Server:
         Raises:
             ListenError: an address cannot be bound.
         """
-        interceptors = [AuthInterceptor(self._authenticator), DecodeInterceptor()]
+        calls = self._backend.calls
+        interceptors = [AuthInterceptor(self._authenticator, calls), DecodeInterceptor(calls)]
         server = grpc.aio.server(interceptors=interceptors, options=server_options())
         names = self._register(server)
         for name in ["", *names]:
             await self._health.set(name, _NOT_SERVING)
+        self._start_metrics()
         credentials = self._config.tls.credentials() if self._config.tls is not None else None
         targets = [bind(server, address, credentials) for address in self._config.addresses]
         await server.start()
         self._grpc = server
         return targets
+
+    def _start_metrics(self) -> None:
+        """Bind the address of the metrics, if there is one, and answer."""
+        if self._config.metrics is None:
+            return
+        from ds4c_serve.metrics_http import MetricsServer  # a server without metrics starts without it
+
+        tls = self._config.tls.context() if self._config.tls is not None else None
+        self._metrics = MetricsServer(self._config.metrics, self._authenticator, tls)
+        self._metrics.start()
+        log_event("metrics", url=self._metrics.url)
+
+    @property
+    def metrics_url(self) -> str:
+        """Where `/metrics` is, with the real port; empty if it is nowhere."""
+        return self._metrics.url if self._metrics is not None else ""
 
     def _register(self, server: grpc.aio.Server) -> list[str]:
         """Add the services; gives the names of ours."""
@@ -177,6 +227,10 @@ class Server:
         """Load the engine off the event loop and start to serve with it."""
         engine = await asyncio.to_thread(load_engine)
         self._backend.attach(engine)
+        if self._metrics is not None:
+            from ds4c_serve.metrics import registry_of
+
+            self._metrics.attach(registry_of(engine, self._backend.calls))
         self._sweeper = asyncio.create_task(self._sessions.sweep_forever(SWEEP_SECONDS))
         names = [service.full_name for service in engine_pb2.DESCRIPTOR.services_by_name.values()]
         for name in ["", *names, f"model/{engine.manifest.model.name}"]:
@@ -200,6 +254,9 @@ class Server:
             self._sweeper.cancel()
         if self._grpc is not None:
             await self._grpc.stop(grace_seconds)
+        if self._metrics is not None:
+            await asyncio.to_thread(self._metrics.close)
+            self._metrics = None
 
 
 async def serve(
@@ -226,14 +283,15 @@ async def serve(
     server = Server(config)
     loop = asyncio.get_running_loop()
     stopping: asyncio.Future[signal.Signals] = loop.create_future()
-    targets = await server.start()
-    _install_signals(stopping, targets)
+    targets: list[str] = []
 
     def on_failure(failure: RuntimeFailure) -> None:
         loop.call_soon_threadsafe(_fail, stopping, failure)
 
-    loading = asyncio.create_task(server.load(lambda: load_engine(on_failure)))
     try:
+        targets += await server.start()
+        _install_signals(stopping, targets)
+        loading = asyncio.create_task(server.load(lambda: load_engine(on_failure)))
         await asyncio.wait({loading, stopping}, return_when=asyncio.FIRST_COMPLETED)
         if not loading.done():
             # A load cannot be interrupted and holds nothing that must be saved.

@@ -6,11 +6,13 @@ Steps have 16 rows, so that a long prompt is hundreds of chunks and a call can b
 from __future__ import annotations
 
 import asyncio
+import json
 import os
 import signal
 import subprocess
 import sys
 import time
+import urllib.request
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -21,6 +23,7 @@ import numpy as np
 import pytest
 from artifacts import Build
 from grpc_health.v1 import health_pb2, health_pb2_grpc
+from prometheus_client.parser import text_string_to_metric_families
 from unit.serve.grpc_harness import Serving, collect, failure, run, token_ids
 
 from ds4c_runtime.engine import Engine
@@ -464,6 +467,35 @@ def test_sessions_belong_to_the_token_that_opened_them(
             assert answer.status == health_pb2.HealthCheckResponse.SERVING
 
     run(scenario())
+
+
+# -------------------------------------------------------------------------------------------- metrics
+
+
+def test_a_scrape_counts_what_the_client_did(start: Callable[..., ServerProcess]) -> None:
+    server = start("--metrics-listen", "127.0.0.1:0", "--log-format", "json")
+    events = [json.loads(line) for line in server.log.read_text().splitlines() if line.startswith("{")]
+    (url,) = [event["url"] for event in events if event["event"] == "metrics"]
+
+    async def scenario() -> None:
+        async with connected(server) as client:
+            await filled(client, "s", tokens(200))
+            await client.sessions.Rewind(pb.RewindRequest(session_id="s", drop_tokens=5))
+            await client.sessions.Rewind(pb.RewindRequest(session_id="s", to_position=0))
+
+    run(scenario())
+    with urllib.request.urlopen(url, timeout=10) as answer:
+        families = {f.name: f for f in text_string_to_metric_families(answer.read().decode())}
+    rewinds = {s.labels["kind"]: s.value for s in families["ds4c_rewinds"].samples if s.value}
+    assert sum(rewinds.values()) == 2
+    assert rewinds["in_place"] == 1
+    (discarded,) = [s for s in families["ds4c_discarded_tokens"].samples if s.labels["cause"] == "client"]
+    assert discarded.value == 200
+    assert discarded.labels["artifact"] in server.ready_line
+    server.process.send_signal(signal.SIGTERM)
+    assert server.process.wait(15) == 0
+    with pytest.raises(OSError, match="refused"):
+        urllib.request.urlopen(url, timeout=10)
 
 
 # ---------------------------------------------------------------------------------------------- drain

@@ -204,18 +204,21 @@ def serve_command(*arguments: str, **environment: str) -> subprocess.CompletedPr
     )
 
 
-def test_a_taken_port_is_one_line_and_exit_1(tmp_path: Path) -> None:
+@pytest.mark.parametrize("option", ["--grpc-listen", "--metrics-listen"])
+def test_a_taken_port_is_one_line_and_exit_1(option: str, tmp_path: Path) -> None:
     with socket.socket() as taken:
         taken.bind(("127.0.0.1", 0))
         taken.listen()
         address = f"127.0.0.1:{taken.getsockname()[1]}"
-        done = serve_command(str(tmp_path), "--grpc-listen", address)
+        free = ("--grpc-listen", f"unix:{tmp_path}/s")
+        done = serve_command(str(tmp_path), *(free if option == "--metrics-listen" else ()), option, address)
 
     assert done.returncode == 1
     assert done.stdout == ""
     assert done.stderr.startswith("error: cannot listen")
     assert address in done.stderr
     assert done.stderr.count("\n") == 1
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_folder_that_is_no_artifact_is_exit_4(tmp_path: Path) -> None:

@@ -190,6 +190,9 @@ def test_client_refuses_wrong_usage_before_it_calls(
     [
         (["--grpc-listen", "0.0.0.0:0"], "--auth-token-file"),
         (["--grpc-listen", "nonsense"], "HOST:PORT"),
+        (["--metrics-listen", "nonsense"], "HOST:PORT"),
+        (["--metrics-listen", "0.0.0.0:0"], "--auth-token-file"),
+        (["--metrics-listen", "unix:/nowhere/s"], "--metrics-listen"),
         (["--tls-cert", "c.pem"], "--tls-key"),
         (["--memory-budget", "lots"], "--memory-budget"),
     ],

@@ -4,6 +4,7 @@ import asyncio
 import time
 
 import pytest
+from fake_executable import fake_engine
 from google.protobuf.duration_pb2 import Duration
 from unit.serve.grpc_harness import collect, failure, run, serving, token_ids, until
 
@@ -80,6 +81,25 @@ def test_session_limit_names_its_quota() -> None:
             await s.sessions.CloseSession(pb.CloseSessionRequest(session_id="a"))
             assert (await s.open("c")).position == 0
             assert (await failure(s.get("a"))).reason == "SESSION_NOT_FOUND"
+
+    run(scenario())
+
+
+def test_a_full_memory_says_when_to_retry() -> None:
+    async def scenario() -> None:
+        with fake_engine(max_sessions=2) as engine:
+            memory = engine.limits.memory
+        least = memory.fixed + 8 * memory.page  # pages of 32 tokens, enough for one full session of the two
+        async with serving(max_sessions=2, memory_budget=least) as s:
+            await s.open("a")
+            await s.open("b")
+            await s.prefill("a", PROMPT * 4)
+            what = await failure(s.generate("b", PROMPT * 5))
+            assert (what.code, what.reason) == ("RESOURCE_EXHAUSTED", "MEMORY_BUDGET")
+            assert what.retry_seconds > 0
+            assert ((await s.get("b")).position, (await s.get("b")).state_valid) == (0, True)
+            await s.sessions.CloseSession(pb.CloseSessionRequest(session_id="a"))
+            assert (await s.prefill("b", PROMPT * 5)).end_position == 200
 
     run(scenario())
 
