@@ -2,53 +2,39 @@
 
 import os
 import sys
-from collections.abc import Callable, Generator
-from contextlib import contextmanager
-from dataclasses import dataclass
+from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ds4c.cli.client_text import describe_plan, describe_rewind, describe_session, summary
-from ds4c.cli.common import (
-    CommandFailure,
-    ExitCode,
-    JsonOption,
-    print_json,
-    print_note,
-    print_result,
-    read_text,
-    usage_error,
+from ds4c.cli.client_call import (
+    MOST_SECONDS,
+    MOST_U32,
+    MOST_U64,
+    Connection,
+    SessionArgument,
+    making_request,
+    open_stubs,
+    run_call,
 )
+from ds4c.cli.client_snapshots import pin, snapshots, unpin
+from ds4c.cli.client_text import describe_plan, describe_rewind, describe_session, summary
+from ds4c.cli.common import JsonOption, print_json, print_note, print_result, read_text, usage_error
 
 if TYPE_CHECKING:
-    from ds4c_serve.client import Stubs
     from ds4c_serve.v1 import engine_pb2 as pb
 
 
-@dataclass(frozen=True)
-class Connection:
-    """Options of the group that every sub-command needs."""
-
-    address: str
-    token: str
-    ca_file: Path | None
-    certificate: Path | None
-    key: Path | None
-    timeout: float | None
-
-
-MOST_U32, MOST_U64 = (1 << 32) - 1, (1 << 64) - 1
-MOST_SECONDS = 1e9
-
-SessionArgument = Annotated[str, typer.Argument(metavar="SESSION", help="Session id.", show_default=False)]
 ToOption = Annotated[
     int | None, typer.Option("--to", max=MOST_U64, help="Target position.", show_default=False)
 ]
 DropOption = Annotated[
     int | None,
     typer.Option("--drop", min=0, max=MOST_U32, help="Tokens to drop from the end.", show_default=False),
+]
+ToSnapshotOption = Annotated[
+    str | None, typer.Option("--to-snapshot", help="Id of a snapshot.", show_default=False)
 ]
 ExpectedOption = Annotated[
     int | None,
@@ -87,7 +73,7 @@ def connect(
         typer.Option(min=0, max=MOST_SECONDS, help="Deadline of the call in seconds.", show_default=False),
     ] = None,
 ) -> None:
-    """Call a server: generate, rewind, fork, plan, sessions.
+    """Call a server: generate, rewind, fork, plan, sessions, snapshots.
 
     Example: ds4c client --addr 127.0.0.1:50051 generate -p "The capital of France is" --json
     """
@@ -106,71 +92,6 @@ def connect(
             "client refused: expected a token of printable ASCII, got other characters; check the token"
         )
     context.obj = Connection(addr, token, tls_ca, tls_cert, tls_key, timeout)
-
-
-@contextmanager
-def making_request() -> Generator[None]:
-    """Refuse what the contract cannot hold: text that is not Unicode, numbers out of range.
-
-    Raises:
-        CommandFailure: a value does not fit its field (exit code 2).
-    """
-    try:
-        yield
-    except (ValueError, OverflowError) as error:
-        usage_error(
-            f"request not made: expected values that the contract can hold, got {error}; correct them"
-        )
-
-
-@contextmanager
-def open_stubs(context: typer.Context) -> Generator["tuple[Stubs, dict[str, Any]]"]:
-    """Give the stubs and the arguments of every call; failed calls become one line and an exit code.
-
-    Raises:
-        CommandFailure: a call failed; exit code 7 if no server could be reached.
-    """
-    # The transport writes its own lines about refused connections; ours says the same in one.
-    os.environ.setdefault("GRPC_VERBOSITY", "NONE")
-    import grpc
-
-    from ds4c_serve import client
-
-    connection: Connection = context.obj
-    try:
-        channel = client.connect(
-            connection.address,
-            ca_file=connection.ca_file,
-            certificate=connection.certificate,
-            key=connection.key,
-        )
-    except OSError as error:
-        usage_error(
-            f"TLS files not read: expected PEM files, got {error.strerror} at {error.filename}; check it"
-        )
-    arguments = {"metadata": client.authorization(connection.token), "timeout": connection.timeout}
-    try:
-        yield client.stubs(channel), arguments
-    except grpc.RpcError as error:
-        raise failure(client.failure_of(error), connection.address) from error
-    finally:
-        channel.close()
-
-
-def failure(what: Any, address: str) -> CommandFailure:
-    """Turn a failed call into the line that is printed and its exit code."""
-    if what.code == "UNAVAILABLE" and not what.reason:
-        line = f"server not reached: expected one at {address}, got {what.message}; start it or check --addr"
-        return CommandFailure(line, ExitCode.UNREACHABLE)
-    exit_code = {
-        "INVALID_ARGUMENT": ExitCode.USAGE,
-        "OUT_OF_RANGE": ExitCode.USAGE,
-        "DATA_LOSS": ExitCode.MALFORMED,
-    }.get(what.code, ExitCode.FAILED)
-    if what.reason == "MEMORY_BUDGET":
-        exit_code = ExitCode.MEMORY
-    fields = f" (field {', '.join(what.fields)})" if what.fields else ""
-    return CommandFailure(f"{what.reason or what.code}: {what.message}{fields}", exit_code)
 
 
 def generate(
@@ -279,6 +200,7 @@ def rewind(
     session: SessionArgument,
     to: ToOption = None,
     drop: DropOption = None,
+    to_snapshot: ToSnapshotOption = None,
     expected_position: ExpectedOption = None,
     max_replay: Annotated[
         int | None,
@@ -286,7 +208,7 @@ def rewind(
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Move a session back to a position or by a count.
+    """Move a session back to a position or by a count, or to a snapshot.
 
     Example: ds4c client rewind chat-1 --drop 5 --json
     """
@@ -296,7 +218,7 @@ def rewind(
         request = pb.RewindRequest(
             session_id=session, expected_position=expected_position, max_replay_tokens=max_replay
         )
-        set_target(request, to, drop)
+        set_target(request, to, drop, to_snapshot)
     run_call(context, "sessions", "Rewind", request, as_json, describe_rewind)
 
 
@@ -325,6 +247,7 @@ def plan(
     session: SessionArgument,
     to: ToOption = None,
     drop: DropOption = None,
+    to_snapshot: ToSnapshotOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Say what a rewind would cost, without doing it.
@@ -335,7 +258,7 @@ def plan(
 
     with making_request():
         request = pb.PlanRewindRequest(session_id=session)
-        set_target(request, to, drop)
+        set_target(request, to, drop, to_snapshot)
     run_call(context, "sessions", "PlanRewind", request, as_json, describe_plan)
 
 
@@ -437,40 +360,25 @@ def info(context: typer.Context, as_json: JsonOption = False) -> None:
             print_result(f"{part:13} {name}: {value}")
 
 
-def set_target(request: Any, to: int | None, drop: int | None) -> None:
+def set_target(request: Any, to: int | None, drop: int | None, to_snapshot: str | None) -> None:
     """Put the target of a rewind into its request.
 
     Raises:
         CommandFailure: not exactly one is given (exit code 2).
     """
-    if (to is None) == (drop is None):
-        usage_error("rewind refused: expected --to or --drop, got both or none; give one")
+    given = [target for target in (to, drop, to_snapshot) if target is not None]
+    if len(given) != 1:
+        usage_error(
+            f"rewind refused: expected one of --to, --drop and --to-snapshot, got {len(given)}; give one"
+        )
     if to is not None and to < 0:
         usage_error(f"rewind refused: expected a position of at least 0, got {to}; count from the start")
     if to is not None:
         request.to_position = to
-    else:
+    elif drop is not None:
         request.drop_tokens = drop
-
-
-def run_call(
-    context: typer.Context,
-    service: str,
-    method: str,
-    request: Any,
-    as_json: bool,
-    describe: Callable[[dict[str, Any]], str],
-) -> None:
-    """Make one unary call and print its answer."""
-    from ds4c_serve.client import to_data
-
-    with open_stubs(context) as (stubs, arguments):
-        call: Callable[..., Any] = getattr(getattr(stubs, service), method)
-        answer = to_data(call(request, **arguments))
-    if as_json:
-        print_json(answer)
     else:
-        print_result(describe(answer))
+        request.to_snapshot_id = to_snapshot
 
 
 COMMANDS: dict[str, Callable[..., None]] = {
@@ -478,6 +386,9 @@ COMMANDS: dict[str, Callable[..., None]] = {
     "rewind": rewind,
     "fork": fork,
     "plan": plan,
+    "snapshots": snapshots,
+    "pin": pin,
+    "unpin": unpin,
     "sessions": sessions,
     "open": open_session,
     "close": close_session,

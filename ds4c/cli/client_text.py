@@ -2,6 +2,8 @@
 
 from typing import Any
 
+from ds4c.cli.common import format_bytes
+
 
 def summary(document: dict[str, Any]) -> str:
     """One line about a finished generation."""
@@ -22,8 +24,13 @@ def rewind_line(report: dict[str, Any]) -> str:
     why = "" if reason == "unspecified" else f" ({reason})"
     return (
         f"rewind {report['kind']}{why} from {report['from_position']} to {report['to_position']}, "
-        f"{report['replayed_tokens']} tokens replayed"
+        f"{report['replayed_tokens']} tokens replayed{_using(report)}"
     )
+
+
+def _using(answer: dict[str, Any]) -> str:
+    """The snapshot of a report or plan, for the end of its line."""
+    return f", snapshot {answer['snapshot_id']}" if answer["snapshot_id"] else ""
 
 
 def describe_session(session: dict[str, Any]) -> str:
@@ -46,5 +53,16 @@ def describe_plan(answer: dict[str, Any]) -> str:
     why = "" if reason == "unspecified" else f" ({reason})"
     return (
         f"to {answer['to_position']}: {answer['kind']}{why}, {answer['replay_tokens']} tokens from "
-        f"{answer['base_position']}, about {answer.get('estimated_time', 0.0):.3f} s"
+        f"{answer['base_position']}, about {answer.get('estimated_time', 0.0):.3f} s{_using(answer)}"
+    )
+
+
+def describe_snapshot(snapshot: dict[str, Any]) -> str:
+    """A snapshot in one line."""
+    pinned = " pinned" if snapshot["pinned"] else ""
+    label = f"  {snapshot['label']}" if snapshot["label"] else ""
+    place = "device" if snapshot["on_device"] else "host"
+    return (
+        f"{snapshot['snapshot_id']}  position {snapshot['position']}, {snapshot['origin']}{pinned}, "
+        f"{format_bytes(snapshot['bytes'])} on the {place}{label}"
     )

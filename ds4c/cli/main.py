@@ -34,7 +34,7 @@ COMMANDS: dict[str, str] = {
     "run": "Generate text from a prompt.",
     "chat": "Talk to the model; rewind and branch the conversation.",
     "serve": "Serve an artifact over gRPC.",
-    "client": "Call a server: generate, rewind, fork, plan, sessions.",
+    "client": "Call a server: generate, rewind, fork, plan, sessions, snapshots.",
     "logits": "Write the logits of every position of a token file.",
     "opt": "Run passes over an IR file.",
     "bench": "Measure prefill, decode, rewinds and load.",

@@ -49,6 +49,7 @@ class SnapshotOrigin(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SNAPSHOT_ORIGIN_BEFORE_DRAFT: _ClassVar[SnapshotOrigin]
     SNAPSHOT_ORIGIN_TOOL_BOUNDARY: _ClassVar[SnapshotOrigin]
     SNAPSHOT_ORIGIN_CLIENT: _ClassVar[SnapshotOrigin]
+    SNAPSHOT_ORIGIN_TURN_END: _ClassVar[SnapshotOrigin]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -87,6 +88,7 @@ SNAPSHOT_ORIGIN_PROMPT_END: SnapshotOrigin
 SNAPSHOT_ORIGIN_BEFORE_DRAFT: SnapshotOrigin
 SNAPSHOT_ORIGIN_TOOL_BOUNDARY: SnapshotOrigin
 SNAPSHOT_ORIGIN_CLIENT: SnapshotOrigin
+SNAPSHOT_ORIGIN_TURN_END: SnapshotOrigin
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_EOS: FinishReason
 FINISH_REASON_STOP_TOKEN: FinishReason
@@ -570,23 +572,25 @@ class PlanRewindRequest(_message.Message):
     def __init__(self, session_id: _Optional[str] = ..., to_position: _Optional[int] = ..., drop_tokens: _Optional[int] = ..., to_snapshot_id: _Optional[str] = ...) -> None: ...
 
 class PlanRewindResponse(_message.Message):
-    __slots__ = ("kind", "rebuild_reason", "base_position", "replay_tokens", "estimated_time", "to_position")
+    __slots__ = ("kind", "rebuild_reason", "base_position", "replay_tokens", "estimated_time", "to_position", "snapshot_id")
     KIND_FIELD_NUMBER: _ClassVar[int]
     REBUILD_REASON_FIELD_NUMBER: _ClassVar[int]
     BASE_POSITION_FIELD_NUMBER: _ClassVar[int]
     REPLAY_TOKENS_FIELD_NUMBER: _ClassVar[int]
     ESTIMATED_TIME_FIELD_NUMBER: _ClassVar[int]
     TO_POSITION_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_ID_FIELD_NUMBER: _ClassVar[int]
     kind: RewindKind
     rebuild_reason: RebuildReason
     base_position: int
     replay_tokens: int
     estimated_time: _duration_pb2.Duration
     to_position: int
-    def __init__(self, kind: _Optional[_Union[RewindKind, str]] = ..., rebuild_reason: _Optional[_Union[RebuildReason, str]] = ..., base_position: _Optional[int] = ..., replay_tokens: _Optional[int] = ..., estimated_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., to_position: _Optional[int] = ...) -> None: ...
+    snapshot_id: str
+    def __init__(self, kind: _Optional[_Union[RewindKind, str]] = ..., rebuild_reason: _Optional[_Union[RebuildReason, str]] = ..., base_position: _Optional[int] = ..., replay_tokens: _Optional[int] = ..., estimated_time: _Optional[_Union[datetime.timedelta, _duration_pb2.Duration, _Mapping]] = ..., to_position: _Optional[int] = ..., snapshot_id: _Optional[str] = ...) -> None: ...
 
 class Snapshot(_message.Message):
-    __slots__ = ("snapshot_id", "position", "bytes", "pinned", "has_logits", "on_device", "origin", "create_time")
+    __slots__ = ("snapshot_id", "position", "bytes", "pinned", "has_logits", "on_device", "origin", "create_time", "label", "prefix_digest")
     SNAPSHOT_ID_FIELD_NUMBER: _ClassVar[int]
     POSITION_FIELD_NUMBER: _ClassVar[int]
     BYTES_FIELD_NUMBER: _ClassVar[int]
@@ -595,6 +599,8 @@ class Snapshot(_message.Message):
     ON_DEVICE_FIELD_NUMBER: _ClassVar[int]
     ORIGIN_FIELD_NUMBER: _ClassVar[int]
     CREATE_TIME_FIELD_NUMBER: _ClassVar[int]
+    LABEL_FIELD_NUMBER: _ClassVar[int]
+    PREFIX_DIGEST_FIELD_NUMBER: _ClassVar[int]
     snapshot_id: str
     position: int
     bytes: int
@@ -603,7 +609,9 @@ class Snapshot(_message.Message):
     on_device: bool
     origin: SnapshotOrigin
     create_time: _timestamp_pb2.Timestamp
-    def __init__(self, snapshot_id: _Optional[str] = ..., position: _Optional[int] = ..., bytes: _Optional[int] = ..., pinned: _Optional[bool] = ..., has_logits: _Optional[bool] = ..., on_device: _Optional[bool] = ..., origin: _Optional[_Union[SnapshotOrigin, str]] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ...) -> None: ...
+    label: str
+    prefix_digest: str
+    def __init__(self, snapshot_id: _Optional[str] = ..., position: _Optional[int] = ..., bytes: _Optional[int] = ..., pinned: _Optional[bool] = ..., has_logits: _Optional[bool] = ..., on_device: _Optional[bool] = ..., origin: _Optional[_Union[SnapshotOrigin, str]] = ..., create_time: _Optional[_Union[datetime.datetime, _timestamp_pb2.Timestamp, _Mapping]] = ..., label: _Optional[str] = ..., prefix_digest: _Optional[str] = ...) -> None: ...
 
 class ListSnapshotsRequest(_message.Message):
     __slots__ = ("session_id",)
@@ -728,7 +736,7 @@ class GetLoadRequest(_message.Message):
     def __init__(self) -> None: ...
 
 class GetLoadResponse(_message.Message):
-    __slots__ = ("running_generations", "waiting_generations", "resident_sessions", "max_sessions", "state_bytes_used", "state_bytes_budget", "snapshot_bytes_used", "draining")
+    __slots__ = ("running_generations", "waiting_generations", "resident_sessions", "max_sessions", "state_bytes_used", "state_bytes_budget", "snapshot_bytes_used", "draining", "snapshot_bytes_budget")
     RUNNING_GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     WAITING_GENERATIONS_FIELD_NUMBER: _ClassVar[int]
     RESIDENT_SESSIONS_FIELD_NUMBER: _ClassVar[int]
@@ -737,6 +745,7 @@ class GetLoadResponse(_message.Message):
     STATE_BYTES_BUDGET_FIELD_NUMBER: _ClassVar[int]
     SNAPSHOT_BYTES_USED_FIELD_NUMBER: _ClassVar[int]
     DRAINING_FIELD_NUMBER: _ClassVar[int]
+    SNAPSHOT_BYTES_BUDGET_FIELD_NUMBER: _ClassVar[int]
     running_generations: int
     waiting_generations: int
     resident_sessions: int
@@ -745,4 +754,5 @@ class GetLoadResponse(_message.Message):
     state_bytes_budget: int
     snapshot_bytes_used: int
     draining: bool
-    def __init__(self, running_generations: _Optional[int] = ..., waiting_generations: _Optional[int] = ..., resident_sessions: _Optional[int] = ..., max_sessions: _Optional[int] = ..., state_bytes_used: _Optional[int] = ..., state_bytes_budget: _Optional[int] = ..., snapshot_bytes_used: _Optional[int] = ..., draining: _Optional[bool] = ...) -> None: ...
+    snapshot_bytes_budget: int
+    def __init__(self, running_generations: _Optional[int] = ..., waiting_generations: _Optional[int] = ..., resident_sessions: _Optional[int] = ..., max_sessions: _Optional[int] = ..., state_bytes_used: _Optional[int] = ..., state_bytes_budget: _Optional[int] = ..., snapshot_bytes_used: _Optional[int] = ..., draining: _Optional[bool] = ..., snapshot_bytes_budget: _Optional[int] = ...) -> None: ...

@@ -392,7 +392,8 @@ class SessionServiceServicer:
 
     def Rewind(self, request, context):
         """Moves a session back: to a position, by a count, or to a snapshot. The
-        report says how it was done; a slow way is no error.
+        report says how it was done; a slow way is no error. A snapshot may be of a
+        branch that an earlier rewind left, and so lie further on.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
@@ -406,14 +407,16 @@ class SessionServiceServicer:
         raise NotImplementedError('Method not implemented!')
 
     def ListSnapshots(self, request, context):
-        """Lists the snapshots that a session retains.
+        """Lists the snapshots that a session retains, those of branches that it left
+        included. Which ones those are is the server's choice, but for pinned ones.
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
     def PinSnapshot(self, request, context):
-        """Keeps a snapshot until it is unpinned; it counts against the budget.
+        """Keeps a snapshot until it is unpinned or its session closed; it counts
+        against the budget (MEMORY_BUDGET if nothing may make room for it).
         """
         context.set_code(grpc.StatusCode.UNIMPLEMENTED)
         context.set_details('Method not implemented!')

@@ -12,6 +12,7 @@ from fake_executable import fake_engine
 
 from ds4c import errors
 from ds4c.cli import common, main
+from ds4c.cli.client import COMMANDS
 from ds4c.cli.serve import announce
 from ds4c_runtime import errors as runtime
 
@@ -57,7 +58,7 @@ def test_every_command_has_help_with_an_example(name: str, capsys: pytest.Captur
 
 
 def test_sub_commands_have_examples_too(capsys: pytest.CaptureFixture[str]) -> None:
-    for name in ("generate", "rewind", "fork", "plan", "sessions", "open", "close", "info"):
+    for name in COMMANDS:
         assert main.main(["client", name, "--help"]) == 0
         assert f"Example: ds4c client {name}" in capsys.readouterr().out
 
@@ -171,8 +172,13 @@ def test_unreachable_server_is_exit_7_in_one_line(capsys: pytest.CaptureFixture[
 @pytest.mark.parametrize(
     ("arguments", "named"),
     [
-        (["rewind", "s"], "--to or --drop"),
-        (["rewind", "s", "--to", "1", "--drop", "1"], "--to or --drop"),
+        (["rewind", "s"], "--to, --drop and --to-snapshot, got 0"),
+        (["rewind", "s", "--to", "1", "--drop", "1"], "--to, --drop and --to-snapshot, got 2"),
+        (["plan", "s", "--to-snapshot", "s1", "--drop", "1"], "--to, --drop and --to-snapshot, got 2"),
+        (["pin", "s"], "a snapshot id or --at"),
+        (["pin", "s", "s1", "--at", "4"], "a snapshot id or --at"),
+        (["pin", "s", "--at", "0"], "--at"),
+        (["unpin", "s"], "SNAPSHOT"),
         (["rewind", "s", "--to", "-1"], "at least 0"),
         (["generate", "s", "-p", "a", "--tokens", "1"], "got both"),
         (["generate", "s", "--tokens", "1,-2"], "--tokens"),
