@@ -13,7 +13,6 @@ from itertools import accumulate, product
 from typing import NamedTuple
 
 from ds4c_runtime.reports import RebuildReason, RewindCause, RewindKind, RewindReport
-from ds4c_runtime.requests import Timing
 
 Labels = tuple[str, ...]
 """Values of a family's labels, in the order of their names."""
@@ -136,9 +135,13 @@ class RewindCounters:
             family.lock = self._lock
 
     def record(self, report: RewindReport) -> None:
-        """Record a rewind or fork that has come to its end; to be called once for each."""
+        """Record a rewind or fork that has come to its end; to be called once for each.
+
+        One to a snapshot of another branch may go forwards; then nothing counts as discarded.
+        """
         kind, cause = report.kind.value, report.cause.value
-        distance = report.from_position - report.to_position
+        dropped = report.from_position - report.to_position
+        distance = abs(dropped)
         seconds = report.restore_seconds + report.replay_seconds
         replayed = report.replayed_tokens
         with self._lock:
@@ -147,8 +150,8 @@ class RewindCounters:
             self.seconds.sums[(kind,)] += seconds
             self.distance_tokens.buckets[()][bisect_left(TOKENS, distance)] += 1
             self.distance_tokens.sums[()] += distance
-            if report.cause is not RewindCause.BRANCH:
-                self.discarded_tokens.numbers[(cause,)] += distance
+            if report.cause is not RewindCause.BRANCH and dropped > 0:
+                self.discarded_tokens.numbers[(cause,)] += dropped
             if replayed:
                 self.replayed_tokens.numbers[kind, cause] += replayed
             if report.kind is RewindKind.REBUILD:
@@ -174,7 +177,10 @@ class Counters:
             "no_progress", "Generations ended as they restored one snapshot twice without a new token."
         )
         self.snapshot_invalidations = Counter(
-            "snapshot_invalidations", "Snapshots dropped as tokens below them were replaced.", ["cause"]
+            "snapshot_invalidations",
+            "Snapshots dropped as no use: of branches that were left for others (left).",
+            ["cause"],
+            [("left",)],
         )
         self.snapshot_evictions = Counter("snapshot_evictions", "Snapshots dropped to make room.")
         self.session_evictions = Counter(
@@ -182,11 +188,11 @@ class Counters:
         )
         self.store_errors = Counter("store_errors", "Failed reads and writes of saved sessions.", ["kind"])
 
-    def generation(self, timing: Timing) -> None:
-        """Record the times of a generation that has come to its end."""
-        if timing.first_token:
-            self.ttft_seconds.observe(timing.first_token)
-            self.tail_seconds.observe(timing.tail)
+    def generation(self, first_token: float, tail: float) -> None:
+        """Record the end of a generation: seconds to its first token, 0 without any, and after its last."""
+        if first_token:
+            self.ttft_seconds.observe(first_token)
+            self.tail_seconds.observe(tail)
 
     def counters(self) -> list[Counter]:
         """Every counter."""

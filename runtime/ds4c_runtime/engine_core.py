@@ -97,6 +97,7 @@ class EngineCore:
             memory.page_count,
             snapshot_bytes=memory.snapshots,
             copy_mode=copy_mode,
+            counters=self.counters,
         )
         self._stepper = Stepper(manifest, device, self._store)
         self._registry = Registry(max_sessions)
@@ -228,21 +229,16 @@ def check_one_target(to: int | None, drop: int | None, to_snapshot: str | None) 
     given = sum(target is not None for target in (to, drop, to_snapshot))
     if given != 1:
         raise InvalidRequestError(
-            f"rewind refused: expected one of to, drop and to_snapshot, got {given}", field="target"
+            f"rewind refused: expected one of to, drop and to_snapshot, got {given}; give one", field="target"
         )
 
 
 def rewind_target(info: SessionInfo, to: int | None, drop: int | None) -> int:
-    """Position that `to` or `drop` means.
+    """Position that the one of `to` and `drop` which is given means.
 
     Raises:
-        InvalidRequestError: both or none given.
         PositionOutOfRangeError: outside `[0, position]`.
     """
-    if (to is None) == (drop is None):
-        raise InvalidRequestError(
-            "rewind refused: expected one of to and drop, got both or none", field="target"
-        )
     if drop is not None:
         if not 0 <= drop <= info.position:
             what, got = f"rewind by {drop} tokens", info.position - drop

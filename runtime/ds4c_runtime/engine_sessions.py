@@ -4,24 +4,19 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
-from ds4c_runtime.engine_core import (
-    EngineCore,
-    check_expected,
-    check_one_target,
-    rewind_target,
-    session_info,
-)
-from ds4c_runtime.errors import PositionOutOfRangeError
+from ds4c_runtime.engine_core import check_expected, check_one_target, rewind_target, session_info
+from ds4c_runtime.engine_snapshots import SnapshotCalls
+from ds4c_runtime.errors import PositionOutOfRangeError, RewindTooDearError
 from ds4c_runtime.guards import check_capacity
+from ds4c_runtime.registry import Entry
 from ds4c_runtime.reports import RewindPlan, RewindReport
 from ds4c_runtime.requests import SessionInfo
-from ds4c_runtime.snapshot import SnapshotInfo
 from ds4c_runtime.worker import Body, Task, once
 
 Moved = tuple[SessionInfo, RewindReport]
 
 
-class SessionCalls(EngineCore):
+class SessionCalls(SnapshotCalls):
     """Each call has a blocking form and one that returns a future, `submit_*`."""
 
     def open_session(
@@ -98,7 +93,8 @@ class SessionCalls(EngineCore):
         """Say what a rewind would cost; changes nothing, and answers while the session is busy too.
 
         Raises:
-            UnknownSessionError, UnknownSnapshotError, PositionOutOfRangeError, InvalidRequestError: refused.
+            UnknownSessionError, UnknownSnapshotError, PositionOutOfRangeError, NotInArtifactError,
+                InvalidRequestError: refused.
         """
         return self.submit_plan_rewind(session_id, owner, to=to, drop=drop, to_snapshot=to_snapshot).result()
 
@@ -115,11 +111,13 @@ class SessionCalls(EngineCore):
 
         def begin() -> Task[RewindPlan]:
             entry = self._registry.find(session_id, owner)
+            check_one_target(to, drop, to_snapshot)
+            if to_snapshot is not None:
+                self._refuse_without_snapshots()
 
             def plan() -> RewindPlan:
                 entry.publish()
                 if to_snapshot is not None:
-                    check_one_target(to, drop, to_snapshot)
                     return entry.opened.plan_rewind_to_snapshot(to_snapshot)
                 return entry.opened.plan_rewind(rewind_target(session_info(entry), to, drop))
 
@@ -153,8 +151,8 @@ class SessionCalls(EngineCore):
 
         Raises:
             UnknownSessionError, UnknownSnapshotError, SessionBusyError, StaleContinuationError,
-                PositionOutOfRangeError, RewindTooDearError, MemoryBudgetError, InvalidRequestError: refused,
-                nothing has changed.
+                PositionOutOfRangeError, RewindTooDearError, MemoryBudgetError, NotInArtifactError,
+                InvalidRequestError: refused, nothing has changed.
             BackendFailedError: the history ends at the target, the state is rebuilt on next use.
         """
         return self.submit_rewind(
@@ -186,15 +184,14 @@ class SessionCalls(EngineCore):
             entry = self._registry.acquire(session_id, owner)
             with self._registry.held_on_error(entry):
                 check_expected(session_info(entry), expected_position, "")
+                check_one_target(to, drop, to_snapshot)
                 if to_snapshot is not None:
-                    check_one_target(to, drop, to_snapshot)
-                target = 0 if to_snapshot is not None else rewind_target(session_info(entry), to, drop)
+                    self._refuse_without_snapshots()
+                    return self._task(entry, self._to_snapshot(entry, to_snapshot, max_replay_tokens))
+                target = rewind_target(session_info(entry), to, drop)
 
             def body() -> Body[Moved]:
                 session = entry.opened
-                if to_snapshot is not None:
-                    report = session.rewind_to_snapshot(to_snapshot)
-                    return self._result_info(entry), report
                 session.check_rewind(target, max_replay_tokens)
                 report = session.rewind(target, defer=True)
                 try:
@@ -207,6 +204,16 @@ class SessionCalls(EngineCore):
             return self._task(entry, body())
 
         return self._submit(begin)
+
+    def _to_snapshot(self, entry: Entry, snapshot_id: str, max_replay_tokens: int | None) -> Body[Moved]:
+        session = entry.opened
+        plan = session.plan_rewind_to_snapshot(snapshot_id)
+        if max_replay_tokens is not None and plan.replay_tokens > max_replay_tokens:
+            raise RewindTooDearError(plan.replay_tokens, plan.base_position, max_replay_tokens)
+        report = session.rewind_to_snapshot(snapshot_id)
+        self._count_rewind(entry, report)
+        return self._result_info(entry), report
+        yield  # makes this a body; never reached
 
     def fork(
         self, session_id: str, owner: str = "", *, at: int | None = None, new_id: str | None = None
@@ -243,81 +250,5 @@ class SessionCalls(EngineCore):
                 return self._result_info(child), report
 
             return self._task(child, body(), is_new=True, also=lambda: self._hand_back(parent))
-
-        return self._submit(begin)
-
-    def list_snapshots(self, session_id: str, owner: str = "") -> list[SnapshotInfo]:
-        """Snapshots that a session retains, by position; answers while the session is busy too.
-
-        Raises:
-            UnknownSessionError: no such session of this owner.
-        """
-        return self.submit_list_snapshots(session_id, owner).result()
-
-    def submit_list_snapshots(self, session_id: str, owner: str = "") -> Future[list[SnapshotInfo]]:
-        """As `list_snapshots`."""
-
-        def begin() -> Task[list[SnapshotInfo]]:
-            entry = self._registry.find(session_id, owner)
-            return Task(once(lambda: entry.opened.snapshots()))
-
-        return self._submit(begin)
-
-    def pin_snapshot(
-        self,
-        session_id: str,
-        owner: str = "",
-        *,
-        snapshot_id: str | None = None,
-        position: int | None = None,
-        label: str = "",
-    ) -> SnapshotInfo:
-        """Keep a snapshot until it is unpinned; at a position without one, one is taken.
-
-        Raises:
-            UnknownSessionError, UnknownSnapshotError, SessionBusyError, PositionOutOfRangeError,
-                InvalidRequestError, StateInvalidError, SessionLimitError, MemoryBudgetError: refused,
-                nothing has changed.
-            BackendFailedError: the device failed.
-        """
-        return self.submit_pin_snapshot(
-            session_id, owner, snapshot_id=snapshot_id, position=position, label=label
-        ).result()
-
-    def submit_pin_snapshot(
-        self,
-        session_id: str,
-        owner: str = "",
-        *,
-        snapshot_id: str | None = None,
-        position: int | None = None,
-        label: str = "",
-    ) -> Future[SnapshotInfo]:
-        """As `pin_snapshot`."""
-
-        def begin() -> Task[SnapshotInfo]:
-            entry = self._registry.acquire(session_id, owner)
-            return self._task(
-                entry, once(lambda: entry.opened.pin(snapshot_id, position=position, label=label))
-            )
-
-        return self._submit(begin)
-
-    def unpin_snapshot(self, session_id: str, snapshot_id: str, owner: str = "") -> SnapshotInfo:
-        """Let a snapshot be evicted again.
-
-        Raises:
-            UnknownSessionError, UnknownSnapshotError, SessionBusyError: refused.
-        """
-        return self.submit_unpin_snapshot(session_id, snapshot_id, owner).result()
-
-    def submit_unpin_snapshot(
-        self, session_id: str, snapshot_id: str, owner: str = ""
-    ) -> Future[SnapshotInfo]:
-        """As `unpin_snapshot`."""
-
-        def begin() -> Task[SnapshotInfo]:
-            entry = self._registry.acquire(session_id, owner)
-            return self._task(entry, once(lambda: entry.opened.unpin(snapshot_id)))
 
         return self._submit(begin)

@@ -12,7 +12,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 
 from ds4c_runtime.counters import Counters
-from ds4c_runtime.errors import InvalidRequestError
+from ds4c_runtime.errors import InvalidRequestError, NoProgressError
 from ds4c_runtime.manifest import Manifest
 from ds4c_runtime.progress import ProgressGuard
 from ds4c_runtime.reports import RebuildReason, RewindCause, RewindKind, RewindReport
@@ -164,6 +164,9 @@ class GenerationRun:
         session.timeline.guard = self._guard
         try:
             return (yield from self._body(session))
+        except NoProgressError:
+            self._counters.no_progress.add()
+            raise
         finally:
             session.timeline.guard = None
 
@@ -311,7 +314,7 @@ class GenerationRun:
         evaluated = min(self._input, session.position)
         usage = Usage(evaluated, self._cached, self._sent, self._discarded)
         timing = self._clock.timing()
-        self._counters.generation(timing)
+        self._counters.generation(timing.first_token, timing.tail)
         return Finished(
             reason,
             session.position,

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 import numpy as np
 from numpy.typing import NDArray
 
+from ds4c_runtime.counters import Counters
 from ds4c_runtime.device.base import Arena, Device
 from ds4c_runtime.extents import Extents
 from ds4c_runtime.history import History
@@ -64,6 +65,7 @@ class SnapshotPool:
         session_bytes: int,
         mode: CopyMode = CopyMode.DEVICE,
         release_pages: Callable[[Sequence[int]], None],
+        counters: Counters | None = None,
     ) -> None:
         """Allocate the arena.
 
@@ -74,6 +76,7 @@ class SnapshotPool:
             session_bytes: most bytes of one session.
             mode: where they are kept.
             release_pages: gives up one reference to each page.
+            counters: where it is counted what had to go.
         """
         self.layout = SnapshotLayout(manifest)
         self.budget, self.session_bytes = budget, session_bytes
@@ -81,7 +84,7 @@ class SnapshotPool:
         size -= size % 64
         self.arena: Arena = device.allocate(size)
         self.transport = Transport(device, self.arena, mode)
-        self.evictions = 0
+        self._counters = counters or Counters()
         self._extents = Extents(size)
         self._release_pages = release_pages
         self._rings: list[SnapshotRing] = []
@@ -195,6 +198,8 @@ class SnapshotPool:
     def thin(self, ring: SnapshotRing, position: int) -> None:
         """Give up what the rule of spacing does not keep."""
         for entry in ring.surplus(position):
+            if entry in ring.left:
+                self._counters.snapshot_invalidations.add("left")
             self.drop(ring, entry)
 
     def drop(self, ring: SnapshotRing, entry: Entry) -> None:
@@ -260,7 +265,17 @@ class SnapshotPool:
             if entry is not None:
                 ring.was_evicted = True
                 self.drop(ring, entry)
-        self.evictions += 1
+        self._counters.snapshot_evictions.add()
+
+    def counts(self) -> tuple[int, int]:
+        """How many snapshots may be given up, and how many are pinned, each once. For any thread."""
+        is_pinned: dict[int, bool] = {}
+        for ring in list(self._rings):
+            for entry in (*ring.branch, *ring.left):
+                key = id(entry.snapshot)
+                is_pinned[key] = entry.is_pinned or is_pinned.get(key, False)
+        pinned = sum(is_pinned.values())
+        return len(is_pinned) - pinned, pinned
 
     def check_integrity(self) -> None:
         """Assert that bytes and holders are counted right."""
@@ -292,7 +307,7 @@ class SnapshotPool:
         if entry is None:
             return False
         ring.was_evicted = True
-        self.evictions += 1
+        self._counters.snapshot_evictions.add()
         self.drop(ring, entry)
         return True
 

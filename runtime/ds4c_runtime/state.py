@@ -12,6 +12,7 @@ from collections.abc import Iterable, Mapping, Sequence
 import numpy as np
 from numpy.typing import NDArray
 
+from ds4c_runtime.counters import Counters
 from ds4c_runtime.device.base import Arena, Device
 from ds4c_runtime.errors import MemoryBudgetError, SessionLimitError
 from ds4c_runtime.manifest import AppendState, Manifest, RingState, numpy_dtype
@@ -43,6 +44,7 @@ class StateStore:
         *,
         snapshot_bytes: int | None = None,
         copy_mode: CopyMode = CopyMode.DEVICE,
+        counters: Counters | None = None,
     ) -> None:
         """Allocate the arenas.
 
@@ -53,6 +55,7 @@ class StateStore:
             page_count: number of pages, shared by all sessions.
             snapshot_bytes: for the snapshots of all sessions; `None` for what the rule of spacing keeps.
             copy_mode: where snapshots are kept.
+            counters: where it is counted what snapshots had to go.
         """
         self.manifest = manifest
         self.max_sessions = max_sessions
@@ -73,6 +76,7 @@ class StateStore:
             session_bytes=of_session,
             mode=copy_mode,
             release_pages=self._release,
+            counters=counters,
         )
 
     @property

@@ -1,0 +1,251 @@
+"""Snapshots through the engine: listed, pinned, unpinned, gone back to; counted; refused by name."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import pytest
+from fake_executable import fake_engine, small_manifest
+
+from ds4c_runtime.counters import Counters
+from ds4c_runtime.engine import Engine
+from ds4c_runtime.errors import (
+    InvalidRequestError,
+    NotInArtifactError,
+    PositionOutOfRangeError,
+    RuntimeFailure,
+    SessionBusyError,
+    SessionLimitError,
+    StaleContinuationError,
+    UnknownSessionError,
+    UnknownSnapshotError,
+)
+from ds4c_runtime.reports import RewindCause, RewindKind
+from ds4c_runtime.requests import GenerationRequest, StopParams
+from ds4c_runtime.snapshot import SnapshotInfo, SnapshotOrigin
+
+PROMPT = tuple(range(100, 200))
+INTERVAL = 32
+
+
+def request(tokens: tuple[int, ...] = (), count: int = 0, **fields: Any) -> GenerationRequest:
+    stop = StopParams(max_output_tokens=count, ignore_eos=True)
+    return GenerationRequest(
+        **{"tokens": tokens, "session_id": "s", "return_text": False, "stop": stop, **fields}
+    )
+
+
+def fresh(engine: Engine, tokens: tuple[int, ...], count: int = 8) -> tuple[int, ...]:
+    """What a session that saw only these tokens generates."""
+    return engine.run(request(tokens, count, session_id="")).tokens
+
+
+def at(engine: Engine, position: int) -> SnapshotInfo:
+    (found,) = [one for one in engine.list_snapshots("s") if one.position == position]
+    return found
+
+
+@pytest.fixture
+def engine() -> Iterator[Engine]:
+    """A session "s" of 100 tokens, interior snapshots each 32 tokens, a horizon of 6."""
+    with fake_engine(horizon=6, page_tokens=INTERVAL, max_sessions=3) as made:
+        made.open_session("s")
+        made.run(request(PROMPT))
+        yield made
+        made._store.check_integrity()
+
+
+def test_the_list_has_interior_positions_and_the_ends_of_prompts_and_turns(engine: Engine) -> None:
+    engine.run(request((1, 2), 5))
+    found = engine.list_snapshots("s")
+    assert [(one.position, one.origin) for one in found] == [
+        (32, SnapshotOrigin.INTERVAL),
+        (64, SnapshotOrigin.INTERVAL),
+        (96, SnapshotOrigin.INTERVAL),
+        (100, SnapshotOrigin.PROMPT_END),
+        (102, SnapshotOrigin.PROMPT_END),
+        (107, SnapshotOrigin.TURN_END),
+    ]
+    assert len({one.snapshot_id for one in found}) == len(found)
+    assert found[-1].digest == engine.get_session("s").digest
+    assert all(one.bytes > 0 and not one.is_pinned and not one.label for one in found)
+    limits = engine.snapshot_limits()
+    assert limits.per_session >= len(found)
+    assert max(one.bytes for one in found) <= limits.bytes
+
+
+@pytest.mark.parametrize("position", [32, 64, 96, 100])
+def test_a_session_goes_to_a_snapshot_and_is_the_one_of_then(engine: Engine, position: int) -> None:
+    snapshot = at(engine, position)
+    engine.run(request((1, 2), 20))
+    plan = engine.plan_rewind("s", to_snapshot=snapshot.snapshot_id)
+    info, report = engine.rewind("s", to_snapshot=snapshot.snapshot_id)
+    assert (plan.kind, plan.to_position, plan.replay_tokens) == (RewindKind.SNAPSHOT, position, 0)
+    assert (report.kind, report.cause) == (RewindKind.SNAPSHOT, RewindCause.CLIENT)
+    assert plan.snapshot_id == report.snapshot_id == snapshot.snapshot_id
+    assert (report.from_position, report.to_position, report.replayed_tokens) == (122, position, 0)
+    assert (info.position, info.digest, info.state_valid) == (position, snapshot.digest, True)
+    assert engine.run(request((), 8)).tokens == fresh(engine, PROMPT[:position])
+
+
+def test_a_snapshot_of_a_branch_that_was_left_brings_it_back(engine: Engine) -> None:
+    first = engine.run(request((1, 2), 20)).tokens
+    end = engine.list_snapshots("s")[-1]
+    before = dict(engine.counters.rewinds.discarded_tokens.values())
+    engine.rewind("s", to=40)
+    engine.run(request((5,), 3))
+    info, report = engine.rewind("s", to_snapshot=end.snapshot_id)
+    assert (report.kind, report.from_position, report.to_position) == (RewindKind.SNAPSHOT, 44, 122)
+    assert (info.position, info.digest) == (122, end.digest)
+    discarded = engine.counters.rewinds.discarded_tokens.values()
+    assert discarded["client",] - before["client",] == 82, "what goes forwards discards nothing"
+    assert engine.run(request((), 8)).tokens == fresh(engine, (*PROMPT, 1, 2, *first))
+
+
+@pytest.mark.parametrize(
+    ("position", "origin"), [(100, "prompt_end"), (64, "interval"), (50, "client"), (1, "client")]
+)
+def test_a_pin_takes_what_is_there_or_takes_one(engine: Engine, position: int, origin: str) -> None:
+    before = engine.get_session("s")
+    pinned = engine.pin_snapshot("s", position=position, label="here")
+    assert (pinned.position, pinned.is_pinned, pinned.label) == (position, True, "here")
+    assert pinned.origin.value == origin
+    assert at(engine, position) == pinned
+    after = engine.get_session("s")
+    assert (after.position, after.epoch, after.digest) == (before.position, before.epoch, before.digest)
+    _, report = engine.rewind("s", to_snapshot=pinned.snapshot_id)
+    assert report.kind in (RewindKind.SNAPSHOT, RewindKind.NONE)
+    assert engine.run(request((), 8)).tokens == fresh(engine, PROMPT[:position])
+
+
+def test_pinned_and_unpinned_by_id(engine: Engine) -> None:
+    snapshot = at(engine, 64)
+    assert engine.snapshot_levels().pinned == 0
+    live = engine.snapshot_levels().live
+    assert engine.pin_snapshot("s", snapshot_id=snapshot.snapshot_id, label="a").is_pinned
+    assert engine.pin_snapshot("s", snapshot_id=snapshot.snapshot_id).label == "a", "no label changes none"
+    levels = engine.snapshot_levels()
+    assert (levels.pinned, levels.live) == (1, live - 1)
+    assert levels.device_bytes + levels.host_bytes == engine.load_info().snapshot_bytes_used > 0
+    assert not engine.unpin_snapshot("s", snapshot.snapshot_id).is_pinned
+    assert not engine.unpin_snapshot("s", snapshot.snapshot_id).is_pinned
+    assert engine.snapshot_levels().pinned == 0
+
+
+def test_a_stale_session_is_rebuilt_for_a_pin_and_counted(engine: Engine) -> None:
+    engine.rewind("s", to=20, defer=True)
+    assert not engine.get_session("s").state_valid
+    pinned = engine.pin_snapshot("s", position=15)
+    assert (pinned.position, engine.get_session("s").position) == (15, 20)
+    assert engine.get_session("s").state_valid
+    assert engine.counters.rewinds.rewinds.values()["rebuild", "client"] == 1
+    assert engine.counters.rewinds.discarded_tokens.values()["client",] == 80
+
+
+def test_snapshots_of_a_busy_session_are_listed_and_pinned_by_id() -> None:
+    with fake_engine(step_delay_seconds=0.005, context=2048) as engine:
+        engine.open_session("s")
+        engine.run(request(PROMPT))
+        snapshot = engine.list_snapshots("s")[0]
+        running = engine.generate(request((1,), 400))
+        try:
+            assert engine.list_snapshots("s")
+            assert engine.pin_snapshot("s", snapshot_id=snapshot.snapshot_id).is_pinned
+            assert not engine.unpin_snapshot("s", snapshot.snapshot_id).is_pinned
+            with pytest.raises(SessionBusyError):
+                engine.pin_snapshot("s", position=3)
+            with pytest.raises(SessionBusyError):
+                engine.rewind("s", to_snapshot=snapshot.snapshot_id)
+        finally:
+            running.cancel()
+
+
+REFUSED: dict[str, tuple[Callable[[Engine], object], type[RuntimeFailure]]] = {
+    "list: session": (lambda e: e.list_snapshots("gone"), UnknownSessionError),
+    "list: owner": (lambda e: e.list_snapshots("s", "other"), UnknownSessionError),
+    "pin: session": (lambda e: e.pin_snapshot("gone", position=1), UnknownSessionError),
+    "pin: owner": (lambda e: e.pin_snapshot("s", "other", snapshot_id="s1"), UnknownSessionError),
+    "pin: snapshot": (lambda e: e.pin_snapshot("s", snapshot_id="nope"), UnknownSnapshotError),
+    "pin: both": (lambda e: e.pin_snapshot("s", snapshot_id="s1", position=1), InvalidRequestError),
+    "pin: neither": (lambda e: e.pin_snapshot("s"), InvalidRequestError),
+    "pin: 0": (lambda e: e.pin_snapshot("s", position=0), InvalidRequestError),
+    "pin: above": (lambda e: e.pin_snapshot("s", position=101), PositionOutOfRangeError),
+    "unpin: session": (lambda e: e.unpin_snapshot("gone", "s1"), UnknownSessionError),
+    "unpin: snapshot": (lambda e: e.unpin_snapshot("s", "nope"), UnknownSnapshotError),
+    "rewind: snapshot": (lambda e: e.rewind("s", to_snapshot="nope"), UnknownSnapshotError),
+    "rewind: two targets": (lambda e: e.rewind("s", to_snapshot="s1", to=4), InvalidRequestError),
+    "rewind: stale": (
+        lambda e: e.rewind("s", to_snapshot="s1", expected_position=9),
+        StaleContinuationError,
+    ),
+    "plan: snapshot": (lambda e: e.plan_rewind("s", to_snapshot="nope"), UnknownSnapshotError),
+    "plan: two targets": (lambda e: e.plan_rewind("s", to_snapshot="s1", drop=4), InvalidRequestError),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("call", "error"), REFUSED.values(), ids=REFUSED)
+def test_what_is_refused_changes_nothing(
+    engine: Engine, call: Callable[[Engine], object], error: type[RuntimeFailure]
+) -> None:
+    before = (engine.get_session("s"), engine.list_snapshots("s"))
+    with pytest.raises(error):
+        call(engine)
+    assert engine.list_snapshots("s") == before[1]
+    after = dataclasses.replace(engine.get_session("s"), last_used_time=before[0].last_used_time)
+    assert after == before[0]
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        lambda e: e.list_snapshots("s"),
+        lambda e: e.pin_snapshot("s", position=1),
+        lambda e: e.unpin_snapshot("s", "s1"),
+        lambda e: e.rewind("s", to_snapshot="s1"),
+        lambda e: e.plan_rewind("s", to_snapshot="s1"),
+    ],
+)
+def test_an_artifact_without_snapshots_says_so(call: Callable[[Engine], object]) -> None:
+    manifest = small_manifest()
+    able = dataclasses.replace(manifest.capabilities, pin_snapshots=False)
+    with fake_engine(manifest=dataclasses.replace(manifest, capabilities=able)) as engine:
+        engine.open_session("s")
+        with pytest.raises(NotInArtifactError):
+            call(engine)
+        assert (engine.snapshot_limits().per_session, engine.snapshot_limits().bytes) == (0, 0)
+        assert engine.rewind("s", to=0)[1].kind is RewindKind.NONE
+
+
+def test_a_pin_below_needs_a_free_session_for_a_moment() -> None:
+    with fake_engine(max_sessions=1) as engine:
+        engine.open_session("s")
+        engine.run(request(PROMPT))
+        with pytest.raises(SessionLimitError):
+            engine.pin_snapshot("s", position=7)
+        assert engine.pin_snapshot("s", position=100).is_pinned
+
+
+def evictions(counters: Counters) -> float:
+    return counters.snapshot_evictions.values()[()]
+
+
+def test_evictions_and_left_branches_are_counted() -> None:
+    with fake_engine(horizon=6, snapshot_budget=5 * 4608, max_sessions=2) as engine:
+        engine.open_session("s")
+        engine.run(request(PROMPT))
+        assert evictions(engine.counters) == 0
+        engine.run(request((1,), 20))
+        kept = engine.list_snapshots("s")
+        assert sum(one.bytes for one in kept) <= 5 * 4608
+        taken = int(kept[-1].snapshot_id.removeprefix("s"))
+        assert evictions(engine.counters) == taken - len(kept) > 0
+    with fake_engine(horizon=6) as engine:
+        engine.open_session("s")
+        engine.run(request(PROMPT))
+        for _ in range(12):
+            engine.run(request((1,), 4, rewind_to=100))
+        counted = engine.counters.snapshot_invalidations.values()
+        assert counted["left",] > 0
+        assert evictions(engine.counters) == 0
