@@ -46,6 +46,13 @@ MaxQueue = Annotated[int, typer.Option(min=0, help="Generations that can wait.")
 MemoryBudget = Annotated[
     str | None, typer.Option(help="Most memory for state, in bytes or as 512MiB, 4GiB.", show_default=False)
 ]
+SnapshotBudget = Annotated[
+    str | None,
+    typer.Option(
+        help="Most memory for snapshots, a part of --memory-budget; default: what their spacing needs.",
+        show_default=False,
+    ),
+]
 TokenFile = Annotated[
     Path | None, typer.Option(help="Bearer tokens, one a line; mode 600.", show_default=False)
 ]
@@ -74,6 +81,7 @@ def serve(
     threads: Threads = 1,
     max_sessions: MaxSessions = 8,
     memory_budget: MemoryBudget = None,
+    snapshot_budget: SnapshotBudget = None,
     max_queue: MaxQueue = 64,
     auth_token_file: TokenFile = None,
     tls_cert: PemFile = None,
@@ -114,6 +122,7 @@ def serve(
         reflection,
     )
     budget = parse_bytes(memory_budget, "--memory-budget") if memory_budget is not None else None
+    snapshots = parse_bytes(snapshot_budget, "--snapshot-budget") if snapshot_budget is not None else None
     log.configure(log_format)
 
     def load_engine(on_failure: OnFailure) -> Engine:
@@ -121,6 +130,7 @@ def serve(
             artifact,
             max_sessions=max_sessions,
             memory_budget=budget,
+            snapshot_budget=snapshots,
             threads=threads,
             max_queue=max_queue,
             on_failure=on_failure,
@@ -192,7 +202,7 @@ def announce(targets: Sequence[str], engine: "Engine", ready_fd: int | None) -> 
     load = engine.load_info()
     print_note(
         f"state memory: {format_bytes(load.state_bytes_budget)} for {load.max_sessions} sessions of up to "
-        f"{model.context} tokens"
+        f"{model.context} tokens, {format_bytes(load.snapshot_bytes_budget)} for snapshots"
     )
     print_result(f"ready: {model.name} ({engine.manifest.artifact_id[:12]}) on {' '.join(targets)}")
     if ready_fd is not None:

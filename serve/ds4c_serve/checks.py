@@ -16,6 +16,7 @@ from ds4c_runtime.sampler import SamplingParams
 from ds4c_serve.v1 import engine_pb2 as pb
 
 _SESSION_ID = re.compile(r"[A-Za-z0-9._:-]{1,128}")
+_MAX_LABEL = 128
 
 
 @dataclass(frozen=True)
@@ -38,14 +39,25 @@ class ForkWanted:
 
 @dataclass(frozen=True)
 class RewindWanted:
-    """A rewind; exactly one of `to` and `drop` is given."""
+    """A rewind; exactly one of `to`, `drop` and `to_snapshot` is given."""
 
     session_id: str
-    to: int | None
-    drop: int | None
+    to: int | None = None
+    drop: int | None = None
+    to_snapshot: str | None = None
     expected_position: int | None = None
     max_replay_tokens: int | None = None
     defer: bool = False
+
+
+@dataclass(frozen=True)
+class PinWanted:
+    """A snapshot to keep; exactly one of `snapshot_id` and `position` is given."""
+
+    session_id: str
+    snapshot_id: str | None
+    position: int | None
+    label: str
 
 
 def not_in_artifact(what: str, needs: str) -> NotInArtifactError:
@@ -131,13 +143,10 @@ def rewind(request: pb.RewindRequest) -> RewindWanted:
 
     Raises:
         InvalidRequestError: no session or no target is named.
-        NotInArtifactError: the target is a snapshot.
     """
-    to, drop = _target(request)
     return RewindWanted(
         session_id=session_id(request.session_id),
-        to=to,
-        drop=drop,
+        **_target(request),
         expected_position=request.expected_position if request.HasField("expected_position") else None,
         max_replay_tokens=request.max_replay_tokens if request.HasField("max_replay_tokens") else None,
         defer=request.defer_rebuild,
@@ -146,20 +155,55 @@ def rewind(request: pb.RewindRequest) -> RewindWanted:
 
 def plan(request: pb.PlanRewindRequest) -> RewindWanted:
     """Check a rewind to be priced; raises as `rewind`."""
-    to, drop = _target(request)
-    return RewindWanted(session_id(request.session_id), to, drop)
+    return RewindWanted(session_id(request.session_id), **_target(request))
 
 
-def _target(request: pb.RewindRequest | pb.PlanRewindRequest) -> tuple[int | None, int | None]:
-    """The position or the count that a rewind names; the other is None."""
+def _target(request: pb.RewindRequest | pb.PlanRewindRequest) -> dict[str, Any]:
+    """The position, the count or the snapshot that a rewind names, by the name it has in `RewindWanted`."""
     kind = request.WhichOneof("target")
     if kind is None:
         raise InvalidRequestError(
             "rewind refused: expected to_position, drop_tokens or to_snapshot_id, got none", field="target"
         )
     if kind == "to_snapshot_id":
-        raise not_in_artifact("to_snapshot_id", "snapshots")
-    return (request.to_position, None) if kind == "to_position" else (None, request.drop_tokens)
+        return {"to_snapshot": snapshot_id(request.to_snapshot_id, "to_snapshot_id")}
+    return {"to": request.to_position} if kind == "to_position" else {"drop": request.drop_tokens}
+
+
+def snapshot_id(given: str, field: str = "snapshot_id") -> str:
+    """Check the id of a snapshot.
+
+    Raises:
+        InvalidRequestError: it is empty.
+    """
+    if not given:
+        raise InvalidRequestError(f"call refused: expected a {field}, got an empty one", field=field)
+    return given
+
+
+def pin(request: pb.PinSnapshotRequest) -> PinWanted:
+    """Check a snapshot to keep.
+
+    Raises:
+        InvalidRequestError: no session or no snapshot is named, or the label is too long or not printable.
+    """
+    kind = request.WhichOneof("target")
+    if kind is None:
+        raise InvalidRequestError(
+            "pin refused: expected snapshot_id or position, got neither; give one", field="target"
+        )
+    if len(request.label) > _MAX_LABEL or not request.label.isprintable():
+        raise InvalidRequestError(
+            f"pin refused: expected a label of at most {_MAX_LABEL} printable characters, got "
+            f"{len(request.label)} characters",
+            field="label",
+        )
+    return PinWanted(
+        session_id=session_id(request.session_id),
+        snapshot_id=snapshot_id(request.snapshot_id) if kind == "snapshot_id" else None,
+        position=request.position if kind == "position" else None,
+        label=request.label,
+    )
 
 
 def generation(request: pb.GenerateRequest, engine: Engine) -> GenerationRequest:

@@ -6,6 +6,7 @@ from typing import cast
 from google.protobuf.duration_pb2 import Duration
 from google.protobuf.timestamp_pb2 import Timestamp
 
+from ds4c_runtime.engine_snapshots import SnapshotLimits
 from ds4c_runtime.manifest import Manifest
 from ds4c_runtime.reports import RebuildReason, RewindKind, RewindPlan, RewindReport
 from ds4c_runtime.requests import (
@@ -20,6 +21,7 @@ from ds4c_runtime.requests import (
     Usage,
 )
 from ds4c_runtime.sampler import TokenLogprobs
+from ds4c_runtime.snapshot import SnapshotInfo
 from ds4c_serve.v1 import engine_pb2 as pb
 
 
@@ -60,6 +62,7 @@ def rewind(report: RewindReport) -> pb.RewindReport:
         replayed_tokens=report.replayed_tokens,
         restore_time=duration(report.restore_seconds),
         replay_time=duration(report.replay_seconds),
+        snapshot_id=report.snapshot_id,
     )
 
 
@@ -85,6 +88,23 @@ def plan(found: RewindPlan) -> pb.PlanRewindResponse:
         replay_tokens=found.replay_tokens,
         estimated_time=duration(found.estimated_seconds),
         to_position=found.to_position,
+        snapshot_id=found.snapshot_id,
+    )
+
+
+def snapshot(info: SnapshotInfo) -> pb.Snapshot:
+    """A snapshot that a session retains."""
+    return pb.Snapshot(
+        snapshot_id=info.snapshot_id,
+        position=info.position,
+        bytes=info.bytes,
+        pinned=info.is_pinned,
+        has_logits=info.has_logits,
+        on_device=info.on_device,
+        origin=f"SNAPSHOT_ORIGIN_{info.origin.name}",
+        create_time=timestamp(info.create_time),
+        label=info.label,
+        prefix_digest=info.digest,
     )
 
 
@@ -233,11 +253,18 @@ def load(info: LoadInfo) -> pb.GetLoadResponse:
         state_bytes_used=info.state_bytes_used,
         state_bytes_budget=info.state_bytes_budget,
         draining=info.is_draining,
+        snapshot_bytes_used=info.snapshot_bytes_used,
+        snapshot_bytes_budget=info.snapshot_bytes_budget,
     )
 
 
 def capabilities(
-    manifest: Manifest, *, max_sessions: int, max_queue: int, max_request_bytes: int
+    manifest: Manifest,
+    snapshots: SnapshotLimits,
+    *,
+    max_sessions: int,
+    max_queue: int,
+    max_request_bytes: int,
 ) -> pb.GetCapabilitiesResponse:
     """What can be asked of the artifact on this server."""
     able = manifest.capabilities
@@ -247,7 +274,9 @@ def capabilities(
         best_rewind_kind=kinds[0] if kinds else None,
         rewind_to_block_start=able.rewind_to_block_start,
         can_fork=able.fork,
-        can_pin_snapshots=False,
+        can_pin_snapshots=able.pin_snapshots,
+        max_snapshots_per_session=snapshots.per_session,
+        snapshot_bytes=snapshots.bytes,
         max_draft_tokens=0,
         deterministic_replay=able.deterministic_replay,
         max_sessions=max_sessions,

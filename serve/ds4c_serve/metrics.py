@@ -69,6 +69,13 @@ class EngineCollector(Collector):
         yield self._gauge("sessions_limit", "Sessions that can exist at once.", {(): load.max_sessions})
         used = {("device",): load.state_bytes_used}
         yield self._gauge("state_bytes", "State memory in use.", used, ["tier"])
+        snapshots = self._engine.snapshot_levels()
+        counts = {("live",): snapshots.live, ("pinned",): snapshots.pinned}
+        yield self._gauge("snapshots", "Snapshots; live ones may be given up.", counts, ["state"])
+        tiers = {("device",): snapshots.device_bytes, ("host",): snapshots.host_bytes}
+        yield self._gauge("snapshot_bytes", "Memory of snapshots without shared pages.", tiers, ["tier"])
+        granted = {(): load.snapshot_bytes_budget}
+        yield self._gauge("snapshot_bytes_budget", "Memory granted to snapshots.", granted)
         yield self._gauge("state_bytes_budget", "State memory granted.", {(): load.state_bytes_budget})
 
     def _gauge(self, name: str, help: str, levels: Levels, labels: Sequence[str] = ()) -> GaugeMetricFamily:

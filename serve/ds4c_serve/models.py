@@ -30,6 +30,7 @@ class ModelService(engine_pb2_grpc.ModelServiceServicer):
         engine = self._backend.engine
         return convert.capabilities(
             engine.manifest,
+            engine.snapshot_limits(),
             max_sessions=engine.limits.max_sessions,
             max_queue=engine.limits.max_queue,
             max_request_bytes=self._max_request_bytes,

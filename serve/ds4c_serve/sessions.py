@@ -1,4 +1,4 @@
-"""SessionService: open, read, fork, rewind and close the sessions of a caller.
+"""SessionService: open, read, fork, rewind and close the sessions of a caller, list and pin their snapshots.
 
 Every handler names the owner, checks the request, calls the engine and translates the answer.
 """
@@ -92,6 +92,7 @@ class SessionService(engine_pb2_grpc.SessionServiceServicer):
             owner,
             to=wanted.to,
             drop=wanted.drop,
+            to_snapshot=wanted.to_snapshot,
             expected_position=wanted.expected_position,
             max_replay_tokens=wanted.max_replay_tokens,
             defer=wanted.defer,
@@ -105,7 +106,7 @@ class SessionService(engine_pb2_grpc.SessionServiceServicer):
         owner = self._authenticator.owner(context)
         wanted = checks.plan(request)
         future = self._backend.engine.submit_plan_rewind(
-            wanted.session_id, owner, to=wanted.to, drop=wanted.drop
+            wanted.session_id, owner, to=wanted.to, drop=wanted.drop, to_snapshot=wanted.to_snapshot
         )
         return convert.plan(await result_of(future))
 
@@ -113,20 +114,36 @@ class SessionService(engine_pb2_grpc.SessionServiceServicer):
     async def ListSnapshots(
         self, request: pb.ListSnapshotsRequest, context: Context
     ) -> pb.ListSnapshotsResponse:
-        """Refused: this server retains no snapshots."""
-        raise checks.not_in_artifact("ListSnapshots", "snapshots")
+        """List what a session retains."""
+        owner = self._authenticator.owner(context)
+        session_id = checks.session_id(request.session_id)
+        infos = await result_of(self._backend.engine.submit_list_snapshots(session_id, owner))
+        return pb.ListSnapshotsResponse(snapshots=[convert.snapshot(info) for info in infos])
 
     @unary
     async def PinSnapshot(self, request: pb.PinSnapshotRequest, context: Context) -> pb.PinSnapshotResponse:
-        """Refused: this server retains no snapshots."""
-        raise checks.not_in_artifact("PinSnapshot", "snapshots")
+        """Keep a snapshot."""
+        owner = self._authenticator.owner(context)
+        wanted = checks.pin(request)
+        future = self._backend.engine.submit_pin_snapshot(
+            wanted.session_id,
+            owner,
+            snapshot_id=wanted.snapshot_id,
+            position=wanted.position,
+            label=wanted.label,
+        )
+        return pb.PinSnapshotResponse(snapshot=convert.snapshot(await result_of(future)))
 
     @unary
     async def UnpinSnapshot(
         self, request: pb.UnpinSnapshotRequest, context: Context
     ) -> pb.UnpinSnapshotResponse:
-        """Refused: this server retains no snapshots."""
-        raise checks.not_in_artifact("UnpinSnapshot", "snapshots")
+        """Let a snapshot go."""
+        owner = self._authenticator.owner(context)
+        session_id = checks.session_id(request.session_id)
+        snapshot_id = checks.snapshot_id(request.snapshot_id)
+        await result_of(self._backend.engine.submit_unpin_snapshot(session_id, snapshot_id, owner))
+        return pb.UnpinSnapshotResponse()
 
     async def sweep_forever(self, every_seconds: float) -> None:
         """Close sessions that were idle for longer than they asked for, until cancelled."""

@@ -201,6 +201,7 @@ def test_client_refuses_wrong_usage_before_it_calls(
         (["--metrics-listen", "unix:/nowhere/s"], "--metrics-listen"),
         (["--tls-cert", "c.pem"], "--tls-key"),
         (["--memory-budget", "lots"], "--memory-budget"),
+        (["--snapshot-budget", "none"], "--snapshot-budget"),
     ],
 )
 def test_serve_refuses_wrong_usage_before_it_loads(

@@ -133,6 +133,16 @@ def test_a_scrape_says_what_was_done() -> None:
             load = s.engine.load_info()
             assert found["state_bytes{tier=device}"] == load.state_bytes_used > 0
             assert found["state_bytes_budget"] == load.state_bytes_budget
+            assert found["snapshot_bytes{tier=device}"] == load.snapshot_bytes_used > 0
+            assert found["snapshot_bytes{tier=host}"] == 0
+            assert found["snapshot_bytes_budget"] == load.snapshot_bytes_budget
+            snapshots = await s.sessions.ListSnapshots(pb.ListSnapshotsRequest(session_id="a"))
+            assert found["snapshots{state=live}"] == len(snapshots.snapshots) > 1
+            pin = pb.PinSnapshotRequest(session_id="a", snapshot_id=snapshots.snapshots[0].snapshot_id)
+            await s.sessions.PinSnapshot(pin)
+            found = await scrape(url)
+            assert found["snapshots{state=pinned}"] == 1
+            assert found["snapshots{state=live}"] == len(snapshots.snapshots) - 1
 
     run(scenario())
 

@@ -95,7 +95,8 @@ def test_model_info_capabilities_and_load() -> None:
                 pb.REWIND_KIND_REBUILD,
             ]
             assert (able.max_sessions, able.max_queue, able.horizon) == (3, 5, 6)
-            assert able.max_draft_tokens == able.snapshot_bytes == 0
+            assert able.max_draft_tokens == 0
+            assert able.can_pin_snapshots
             assert (idle.running_generations, idle.resident_sessions, idle.max_sessions) == (0, 0, 3)
             await s.open("a")
             await s.prefill("a", (1, 2, 3))
