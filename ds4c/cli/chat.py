@@ -26,8 +26,9 @@ if TYPE_CHECKING:
     from ds4c.cli.conversation import Conversation, Reply
     from ds4c_runtime.reports import RewindReport
 
-HELP = """/rewind N     take back the last N tokens
+HELP = """/rewind N     take back the last N tokens; /rewind ID: go to a snapshot
 /undo         take back the last turn
+/snapshots    list what is retained of the branch
 /branch NAME  go on in a branch; a new one starts here (no NAME: list them)
 /stats        position, branches, figures of the last answer
 /quit         leave (also end of input)"""
@@ -75,6 +76,7 @@ class Chat:
         self._commands: dict[str, Callable[[str], None]] = {
             "/rewind": self._rewind,
             "/undo": self._undo,
+            "/snapshots": self._snapshots,
             "/branch": self._branch,
             "/stats": self._stats,
             "/help": lambda _: print_note(HELP),
@@ -116,12 +118,25 @@ class Chat:
         self._commands[word](rest.strip())
 
     def _rewind(self, rest: str) -> None:
-        if not (rest.isascii() and rest.isdigit()):
-            raise CommandFailure(f"/rewind: expected a number of tokens, got {rest!r}")
-        self._report(self._talk.rewind(int(rest)))
+        if rest.isascii() and rest.isdigit():
+            self._report(self._talk.rewind(int(rest)))
+        elif rest in [snapshot.snapshot_id for snapshot in self._talk.snapshots()]:
+            self._report(self._talk.go_to(rest))
+        else:
+            raise CommandFailure(
+                f"/rewind: expected a number of tokens or an id of /snapshots, got {rest!r}; try again"
+            )
 
     def _undo(self, _: str) -> None:
         self._report(self._talk.undo())
+
+    def _snapshots(self, _: str) -> None:
+        for snapshot in self._talk.snapshots():
+            here = "  <- here" if snapshot.position == self._talk.position else ""
+            pinned = ", pinned" if snapshot.is_pinned else ""
+            print_note(
+                f"{snapshot.snapshot_id}  position {snapshot.position}, {snapshot.origin.value}{pinned}{here}"
+            )
 
     def _branch(self, name: str) -> None:
         if not name:
@@ -133,9 +148,10 @@ class Chat:
         print_note(f"branch {name}, position {self._talk.position}")
 
     def _report(self, report: RewindReport) -> None:
+        using = f" from snapshot {report.snapshot_id}" if report.snapshot_id else ""
         print_note(
             f"[{report.kind.name.lower()}: {report.from_position} -> {report.to_position}, "
-            f"{report.replayed_tokens} tokens replayed, "
+            f"{report.replayed_tokens} tokens replayed{using}, "
             f"{(report.restore_seconds + report.replay_seconds) * 1e3:.2f} ms]"
         )
 

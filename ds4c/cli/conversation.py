@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from ds4c_runtime.reports import RewindReport
     from ds4c_runtime.requests import Finished
     from ds4c_runtime.sampler import SamplingParams
+    from ds4c_runtime.snapshot import SnapshotInfo
 
 OnText = Callable[[str], None]
 
@@ -122,6 +123,15 @@ class Conversation:
     def rewind(self, drop: int) -> RewindReport:
         """Take back the last `drop` tokens of the branch."""
         _, report = self._engine.rewind(self.branch.session_id, drop=drop)
+        return self._moved(report)
+
+    def snapshots(self) -> list[SnapshotInfo]:
+        """What is retained of the branch."""
+        return self._engine.list_snapshots(self.branch.session_id)
+
+    def go_to(self, snapshot_id: str) -> RewindReport:
+        """Go to a snapshot of the branch, also to what an earlier rewind took back."""
+        _, report = self._engine.rewind(self.branch.session_id, to_snapshot=snapshot_id)
         return self._moved(report)
 
     def undo(self) -> RewindReport:

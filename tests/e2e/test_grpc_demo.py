@@ -209,9 +209,12 @@ def test_streams_side_by_side_are_those_alone(server: ServerProcess) -> None:
         (600, pb.REWIND_KIND_NONE, 0),
         (599, pb.REWIND_KIND_IN_PLACE, 0),
         (600 - HORIZON, pb.REWIND_KIND_IN_PLACE, 0),
-        (600 - HORIZON - 1, pb.REWIND_KIND_SNAPSHOT_REPLAY, 600 - HORIZON - 1 - 512),
+        (600 - HORIZON - 1, pb.REWIND_KIND_SNAPSHOT_REPLAY, 535 - 512),
         (512, pb.REWIND_KIND_SNAPSHOT, 0),
+        (511, pb.REWIND_KIND_SNAPSHOT_REPLAY, 127),
         (129, pb.REWIND_KIND_SNAPSHOT_REPLAY, 1),
+        (128, pb.REWIND_KIND_SNAPSHOT, 0),
+        (127, pb.REWIND_KIND_REBUILD, 127),
         (1, pb.REWIND_KIND_REBUILD, 1),
     ],
 )
@@ -233,6 +236,9 @@ def test_rewind_does_what_plan_said_and_leaves_a_fresh_session(
             assert (report.base_position, report.rebuild_reason) == (plan.base_position, plan.rebuild_reason)
             assert (report.from_position, report.to_position) == (600, to)
             assert report.cause == pb.REWIND_CAUSE_CLIENT
+            assert report.snapshot_id == plan.snapshot_id
+            uses = kind in (pb.REWIND_KIND_SNAPSHOT, pb.REWIND_KIND_SNAPSHOT_REPLAY)
+            assert bool(report.snapshot_id) == uses
             is_rebuild = kind == pb.REWIND_KIND_REBUILD
             assert (report.rebuild_reason == pb.REBUILD_REASON_NO_SNAPSHOT) == is_rebuild
             assert (done.session.position, done.session.state_valid) == (to, True)
@@ -252,7 +258,7 @@ def test_rewind_does_what_plan_said_and_leaves_a_fresh_session(
     [
         (500, pb.REWIND_KIND_IN_PLACE, 0),
         (450, pb.REWIND_KIND_IN_PLACE, 0),
-        (300, pb.REWIND_KIND_SNAPSHOT_REPLAY, 44),
+        (300, pb.REWIND_KIND_SNAPSHOT_REPLAY, 300 - 256),
         (100, pb.REWIND_KIND_REBUILD, 100),
     ],
 )
@@ -292,6 +298,37 @@ def test_a_generation_reports_its_own_rewind(server: ServerProcess) -> None:
                 assert finished.usage.cached_input_tokens == started.cached_input_tokens == cached
                 assert finished.usage.input_tokens == to + len(turn)
                 assert token_ids(responses) == await continued(client, "", prompt[:to] + turn, count=8)
+
+    run(scenario())
+
+
+def test_snapshots_are_pinned_and_gone_back_to_and_forward(server: ServerProcess) -> None:
+    prompt, turn = tokens(600, seed=10), tokens(9, seed=11)
+
+    async def scenario() -> None:
+        async with connected(server) as client:
+            await filled(client, "s", prompt)
+            answer = await continued(client, "s", turn, count=30)
+            request = pb.ListSnapshotsRequest(session_id="s")
+            listed = (await client.sessions.ListSnapshots(request)).snapshots
+            found = {snapshot.position: snapshot for snapshot in listed}
+            assert list(found) == [128, 256, 384, 512, 600, 609, 639]
+            assert found[609].origin == pb.SNAPSHOT_ORIGIN_PROMPT_END
+            assert found[639].origin == pb.SNAPSHOT_ORIGIN_TURN_END
+            pin = pb.PinSnapshotRequest(session_id="s", position=333, label="in between")
+            pinned = (await client.sessions.PinSnapshot(pin)).snapshot
+            assert (pinned.position, pinned.pinned) == (333, True)
+            for snapshot, seen in ((pinned, prompt[:333]), (found[639], (*prompt, *turn, *answer))):
+                to = pb.RewindRequest(
+                    session_id="s", to_snapshot_id=snapshot.snapshot_id, max_replay_tokens=0
+                )
+                done = await client.sessions.Rewind(to)
+                assert (done.rewind.kind, done.rewind.snapshot_id) == (
+                    pb.REWIND_KIND_SNAPSHOT,
+                    snapshot.snapshot_id,
+                )
+                assert done.session.prefix_digest == snapshot.prefix_digest
+                assert await continued(client, "s") == await continued(client, "", seen)
 
     run(scenario())
 

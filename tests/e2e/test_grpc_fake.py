@@ -283,6 +283,36 @@ def test_client_drives_a_session(start, call) -> None:
     assert (info["model"]["served_model_name"], info["load"]["resident_sessions"]) == ("fake", 1)
 
 
+def test_client_lists_pins_and_goes_to_snapshots(start, call) -> None:
+    server = start(horizon=6, page_tokens=32)
+    assert call(server, "open", "s")[0] == 0
+    assert call(server, "snapshots", "s") == (0, "session s retains no snapshots\n", "")
+    prompt = ",".join(str(token) for token in range(10, 110))
+    first = call(server, "generate", "s", "--tokens", prompt, "--max-tokens", "6")[1]
+    code, out, _ = call(server, "snapshots", "s", "--json")
+    found = {one["position"]: one for one in json.loads(out)["snapshots"]}
+    assert (code, list(found)) == (0, [32, 64, 96, 100, 106])
+    code, out, _ = call(server, "snapshots", "s")
+    assert (code, len(out.splitlines())) == (0, 5)
+    assert "position 100, prompt_end, " in out
+
+    code, out, _ = call(server, "pin", "s", found[64]["snapshot_id"], "--label", "kept", "--json")
+    assert (code, json.loads(out)["snapshot"]["pinned"]) == (0, True)
+    code, out, _ = call(server, "pin", "s", "--at", "50")
+    assert code == 0
+    assert "position 50, client pinned, " in out
+    code, out, _ = call(server, "plan", "s", "--to-snapshot", found[100]["snapshot_id"], "--json")
+    assert (code, json.loads(out)["snapshot_id"]) in ((0, ""), (0, found[100]["snapshot_id"]))
+    code, out, _ = call(server, "rewind", "s", "--to-snapshot", found[64]["snapshot_id"])
+    assert code == 0
+    assert out.endswith(f"from 106 to 64, 0 tokens replayed, snapshot {found[64]['snapshot_id']}\n")
+    assert call(server, "unpin", "s", found[64]["snapshot_id"])[0] == 0
+    code, out, _ = call(server, "snapshots", "s", "--json")
+    assert [one["position"] for one in json.loads(out)["snapshots"] if one["pinned"]] == [50]
+    assert call(server, "rewind", "s", "--to-snapshot", found[100]["snapshot_id"])[0] == 0
+    assert call(server, "generate", "s", "--ids", "--max-tokens", "6")[1] == first
+
+
 def test_client_streams_text(start, call) -> None:
     server = start(tokenizer_path=str(TOKENIZER))
     code, out, _ = call(server, "generate", "-p", "hello", "--max-tokens", "5", "--json")
@@ -299,6 +329,11 @@ def test_client_streams_text(start, call) -> None:
     [
         (["rewind", "gone", "--to", "0"], 1, "SESSION_NOT_FOUND"),
         (["rewind", "s", "--to", "99"], 2, "POSITION_OUT_OF_RANGE"),
+        (["rewind", "s", "--to-snapshot", "none"], 1, "SNAPSHOT_NOT_FOUND"),
+        (["pin", "s", "none"], 1, "SNAPSHOT_NOT_FOUND"),
+        (["pin", "s", "--at", "7"], 2, "position"),
+        (["unpin", "s", "none"], 1, "SNAPSHOT_NOT_FOUND"),
+        (["snapshots", "gone"], 1, "SESSION_NOT_FOUND"),
         (["generate", "s", "--tokens", "9999"], 2, "prompt.tokens.ids"),
         (["generate", "-p", "text"], 1, "NO_TOKENIZER"),
         (["generate", "s", "--tokens", "1", "--expected-position", "4"], 1, "CONTINUATION_STALE"),

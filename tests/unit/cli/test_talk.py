@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import io
 import json
+import re
 
 import pytest
 from artifacts import Build
@@ -70,10 +71,26 @@ def test_chat_branches_do_not_disturb_each_other(
     assert "branch main of 2" in err
 
 
+def test_chat_goes_to_a_snapshot_and_forward_again(
+    built: Build, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    lines = ("What is rewind?", "/snapshots", "/rewind s1", "/snapshots", "/rewind s2", "/stats", "/undo")
+    chat(built, monkeypatch, *lines)
+    err = capsys.readouterr().err
+    (end,) = set(re.findall(r"s2  position (\d+), turn_end", err))
+    assert f"s1  position 8, prompt_end\ns2  position {end}, turn_end  <- here" in err
+    assert f"{end} -> 8, 0 tokens replayed" in err
+    assert "s1  position 8, prompt_end  <- here" in err
+    assert f"[snapshot: 8 -> {end}, 0 tokens replayed from snapshot s2, " in err
+    assert f"branch main of 1, position {end}" in err
+    assert f"{end} -> 0, 0 tokens replayed" in err
+
+
 @pytest.mark.parametrize(
     ("line", "message"),
     [
         ("/rewind x", "expected a number of tokens"),
+        ("/rewind s99", "or an id of /snapshots, got 's99'"),
         ("/rewind 9999", "rewind by 9999 tokens refused: expected a position in"),
         ("/undo", "expected a turn to take back"),
         ("/what", "expected one of /rewind"),
