@@ -12,7 +12,8 @@ from fake_executable import FakeDevice, fake_engine
 
 from ds4c_runtime.counters import SECONDS, Counter, Counters, Histogram
 from ds4c_runtime.engine import Engine
-from ds4c_runtime.errors import BackendFailedError, RewindTooDearError
+from ds4c_runtime.errors import BackendFailedError, NoProgressError, RewindTooDearError
+from ds4c_runtime.progress import ProgressGuard
 from ds4c_runtime.reports import RebuildReason, RewindCause, RewindKind, RewindReport
 from ds4c_runtime.requests import GenerationRequest, StopParams
 
@@ -76,7 +77,7 @@ def device_of(engine: Engine) -> FakeDevice:
 
 @pytest.fixture
 def engine() -> Iterator[Engine]:
-    """One session "s" of 40 tokens; a rewind to 34 or above is in place."""
+    """One session "s" of 40 tokens, snapshots at 32 and 40; a rewind to 34 or above is in place."""
     with fake_engine(horizon=6) as made:
         made.open_session("s")
         made.run(request(PROMPT, 0))
@@ -90,6 +91,16 @@ OPERATIONS: dict[str, tuple[Callable[[Engine], object], Numbers]] = {
         lambda e: e.rewind("s", to=10),
         moved("rebuild", distance=30, replayed=10, reason="no_snapshot"),
     ),
+    "to a snapshot": (lambda e: e.rewind("s", to=32), moved("snapshot", distance=8)),
+    "from a snapshot": (
+        lambda e: e.rewind("s", to=33),
+        moved("snapshot_replay", distance=7, replayed=1),
+    ),
+    "to a snapshot by id": (
+        lambda e: e.rewind("s", to_snapshot=e.list_snapshots("s")[0].snapshot_id),
+        moved("snapshot", distance=8),
+    ),
+    "pinned": (lambda e: e.pin_snapshot("s", position=20), {}),
     "emptied": (lambda e: e.rewind("s", to=0), moved("rebuild", distance=40, reason="no_snapshot")),
     "deferred": (lambda e: e.rewind("s", to=10, defer=True), {}),
     "planned": (lambda e: e.plan_rewind("s", to=10), {}),
@@ -173,6 +184,20 @@ def test_a_replaced_deferred_rewind_and_the_one_that_replaces_it_count_one_each(
     assert counted["rebuild_tokens"] == 4
 
 
+def test_a_deferred_replay_counts_as_a_replay(engine: Engine) -> None:
+    engine.rewind("s", to=33, defer=True)
+    counted = change(engine, lambda: engine.run(request((7,), 5)))
+    replay = moved("snapshot_replay", distance=7, replayed=1)
+    assert counted == generated(compute=1, session=32, tokens=5) | replay
+
+
+def test_going_forward_to_another_branch_discards_nothing(engine: Engine) -> None:
+    end = engine.list_snapshots("s")[-1]
+    engine.rewind("s", to=32)
+    counted = change(engine, lambda: engine.rewind("s", to_snapshot=end.snapshot_id))
+    assert counted == {**moved("snapshot", distance=0), "distance": 8}
+
+
 def test_a_refused_rewind_counts_nothing(engine: Engine) -> None:
     def refused() -> None:
         with pytest.raises(RewindTooDearError):
@@ -208,6 +233,23 @@ def test_tokens_withdrawn_by_a_stop_string_are_counted_by_their_cause() -> None:
         assert 0 < dropped <= 6
         assert counted["rewinds in_place stop"] == 1
         assert counted["generated_tokens"] == engine.get_session("s").position - len(PROMPT)
+
+
+def test_a_generation_without_progress_is_counted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refuse(_: ProgressGuard, position: int, snapshot_id: str) -> None:
+        raise NoProgressError(position, snapshot_id)
+
+    monkeypatch.setattr(ProgressGuard, "restored", refuse)
+
+    def failing() -> None:
+        with pytest.raises(NoProgressError):
+            engine.run(request((7,), 5, rewind_to=10))
+
+    assert change(engine, failing) == {"no_progress": 1}
+    monkeypatch.undo()
+    counted = change(engine, lambda: engine.run(request((7,), 5)))
+    assert counted["discarded_tokens client"] == 30
+    assert counted["rewinds rebuild client"] == 1
 
 
 def test_states_of_sessions(engine: Engine) -> None:
