@@ -6,7 +6,7 @@ from concurrent.futures import Future
 
 from ds4c_runtime.engine_core import check_expected, check_one_target, rewind_target, session_info
 from ds4c_runtime.engine_snapshots import SnapshotCalls
-from ds4c_runtime.errors import PositionOutOfRangeError, RewindTooDearError
+from ds4c_runtime.errors import PositionOutOfRangeError
 from ds4c_runtime.guards import check_capacity
 from ds4c_runtime.registry import Entry
 from ds4c_runtime.reports import RewindPlan, RewindReport
@@ -144,7 +144,7 @@ class SessionCalls(SnapshotCalls):
             owner: its owner.
             to: target position; one of this, `drop` and `to_snapshot`.
             drop: number of last tokens to drop.
-            to_snapshot: a retained snapshot, also of a branch that was left, also forwards.
+            to_snapshot: a retained snapshot, also of a branch that was left, also forwards; runs no token.
             expected_position: refuse unless the session is there.
             max_replay_tokens: refuse if more tokens would have to be run.
             defer: leave a needed replay or rebuild to the next generation.
@@ -187,7 +187,7 @@ class SessionCalls(SnapshotCalls):
                 check_one_target(to, drop, to_snapshot)
                 if to_snapshot is not None:
                     self._refuse_without_snapshots()
-                    return self._task(entry, self._to_snapshot(entry, to_snapshot, max_replay_tokens))
+                    return self._to_snapshot(entry, to_snapshot)
                 target = rewind_target(session_info(entry), to, drop)
 
             def body() -> Body[Moved]:
@@ -205,15 +205,13 @@ class SessionCalls(SnapshotCalls):
 
         return self._submit(begin)
 
-    def _to_snapshot(self, entry: Entry, snapshot_id: str, max_replay_tokens: int | None) -> Body[Moved]:
-        session = entry.opened
-        plan = session.plan_rewind_to_snapshot(snapshot_id)
-        if max_replay_tokens is not None and plan.replay_tokens > max_replay_tokens:
-            raise RewindTooDearError(plan.replay_tokens, plan.base_position, max_replay_tokens)
-        report = session.rewind_to_snapshot(snapshot_id)
-        self._count_rewind(entry, report)
-        return self._result_info(entry), report
-        yield  # makes this a body; never reached
+    def _to_snapshot(self, entry: Entry, snapshot_id: str) -> Task[Moved]:
+        def go() -> Moved:
+            report = entry.opened.rewind_to_snapshot(snapshot_id)
+            self._count_rewind(entry, report)
+            return self._result_info(entry), report
+
+        return self._task(entry, once(go))
 
     def fork(
         self, session_id: str, owner: str = "", *, at: int | None = None, new_id: str | None = None

@@ -134,6 +134,17 @@ def test_pinned_and_unpinned_by_id(engine: Engine) -> None:
     assert engine.snapshot_levels().pinned == 0
 
 
+def test_a_snapshot_that_a_fork_holds_too_is_counted_once(engine: Engine) -> None:
+    before = engine.snapshot_levels()
+    engine.fork("s", new_id="t")
+    engine.pin_snapshot("t", snapshot_id=engine.list_snapshots("t")[0].snapshot_id)
+    shared = {one.snapshot_id for name in ("s", "t") for one in engine.list_snapshots(name)}
+    after = engine.snapshot_levels()
+    assert (after.live, after.pinned) == (len(shared) - 1, 1)
+    assert after.live + after.pinned == before.live
+    assert not any(one.is_pinned for one in engine.list_snapshots("s")), "a pin belongs to its session"
+
+
 def test_a_stale_session_is_rebuilt_for_a_pin_and_counted(engine: Engine) -> None:
     engine.rewind("s", to=20, defer=True)
     assert not engine.get_session("s").state_valid
