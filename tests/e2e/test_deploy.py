@@ -60,7 +60,10 @@ def ds4c(base_install: Path, *arguments: str) -> subprocess.CompletedProcess[str
 @pytest.fixture(scope="module")
 def server(base_install: Path, deployed: Path) -> Iterator[str]:
     process = subprocess.Popen(
-        [base_install / "ds4c", "serve", str(deployed), "--grpc-listen", "127.0.0.1:0"],
+        [
+            *(base_install / "ds4c", "serve", str(deployed), "--grpc-listen", "127.0.0.1:0"),
+            *("--metrics-listen", "127.0.0.1:0"),
+        ],
         stdout=subprocess.PIPE,
         text=True,
         env=clean_environment(),
