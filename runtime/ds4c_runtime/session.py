@@ -7,10 +7,7 @@ gets there is `timeline.py`. Not thread-safe: the engine's worker thread, or a t
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
 from contextlib import suppress
-
-import numpy as np
 
 from ds4c_runtime.errors import (
     BackendFailedError,
@@ -19,173 +16,207 @@ from ds4c_runtime.errors import (
     NotInArtifactError,
     PositionOutOfRangeError,
     RewindTooDearError,
-    StateInvalidError,
     UnknownSnapshotError,
 )
-from ds4c_runtime.guards import check_capacity, check_chunk, check_length, check_tokens
+from ds4c_runtime.guards import check_length
 from ds4c_runtime.reports import RebuildReason, RewindCause, RewindKind, RewindPlan, RewindReport
+from ds4c_runtime.session_base import SessionBase, step_sessions
 from ds4c_runtime.snapshot import SnapshotInfo, SnapshotOrigin
 from ds4c_runtime.snapshot_ring import Entry
-from ds4c_runtime.state import StateStore
-from ds4c_runtime.step import Logits, Stepper
-from ds4c_runtime.timeline import Timeline, run
+
+__all__ = ["Session", "step_sessions"]
 
 
-class Session:
-    """One timeline; `position` tokens long, at most `capacity`."""
+class Session(SessionBase):
+    """A session with the ways back: rewind, snapshots, fork."""
 
-    def __init__(
+    def plan_rewind(self, to: int) -> RewindPlan:
+        """Say what `rewind(to)` would do; changes nothing.
+
+        Raises:
+            PositionOutOfRangeError: `to` is not in `[0, position]`.
+        """
+        if not 0 <= to <= self.position:
+            raise PositionOutOfRangeError("rewind", to, self.position)
+        return self._line.plan(to)
+
+    def can_rewind(self, to: int) -> bool:
+        """Whether `rewind(to)` would succeed without a rebuild; `False` outside `[0, position]`."""
+        return 0 <= to <= self.position and self.plan_rewind(to).kind is not RewindKind.REBUILD
+
+    def check_rewind(self, to: int, max_replay_tokens: int | None = None) -> RewindPlan:
+        """Say what `rewind(to)` would do, with all its refusals; changes nothing.
+
+        Raises:
+            PositionOutOfRangeError: `to` is not in `[0, position]`.
+            RewindTooDearError: more than `max_replay_tokens` tokens would have to be run.
+            MemoryBudgetError: a rebuild would not find enough pages.
+        """
+        plan = self.plan_rewind(to)
+        if max_replay_tokens is not None and plan.replay_tokens > max_replay_tokens:
+            raise RewindTooDearError(plan.replay_tokens, plan.base_position, max_replay_tokens)
+        if plan.replay_tokens:
+            self._line.store.check_room(self._line.lease, plan.base_position, to, fresh=True)
+        return plan
+
+    def rewind(
         self,
-        executor: Stepper,
-        store: StateStore,
-        session_id: str,
+        to: int,
+        *,
+        max_replay_tokens: int | None = None,
+        cause: RewindCause = RewindCause.CLIENT,
+        defer: bool = False,
+    ) -> RewindReport:
+        """Move back to an earlier position.
+
+        In place within the horizon; else from the nearest snapshot below, replaying the tokens after it; else
+        by a rebuild from position 0.
+
+        Args:
+            to: target, in tokens.
+            max_replay_tokens: refuse if more tokens would have to be run.
+            cause: for the report.
+            defer: instead of replaying or rebuilding now, only shorten the history (`DEFERRED`), which is
+                never refused for cost; `rebuild_chunk`, `rebuild` or `prefill` brings the state back.
+
+        Raises:
+            PositionOutOfRangeError, RewindTooDearError, MemoryBudgetError: refused, nothing has changed.
+            BackendFailedError: the device failed in a rebuild; the history ends at `to`, the state is
+                invalid.
+        """
+        started = time.perf_counter()
+        line = self._line
+        position = len(line.history)
+        kind = line.near(to, position) if 0 <= to <= position else None
+        if kind is None or not self._is_open:
+            return self._rewind_far(to, cause, max_replay_tokens, defer)
+        # No plan is made and nothing is built twice here: this path is a hundredth of a decode step.
+        if kind is RewindKind.IN_PLACE:
+            line.shorten(to, keep_state=True)
+            line.epoch += 1
+        seconds = time.perf_counter() - started
+        report = RewindReport(kind, cause, RebuildReason.NOT_REBUILT, position, to, to, 0, seconds, 0.0)
+        self.last_rewind = report
+        return report
+
+    def _rewind_far(
+        self, to: int, cause: RewindCause, max_replay_tokens: int | None, defer: bool
+    ) -> RewindReport:
+        """By a snapshot, a snapshot and a replay, or a rebuild."""
+        started = time.perf_counter()
+        self._require_open()
+        plan = self.plan_rewind(to) if defer else self.check_rewind(to, max_replay_tokens)
+        source = self.position
+        self._line.shorten(to, keep_state=False)
+        self._line.epoch += 1
+        seconds = time.perf_counter() - started
+        is_later = defer and plan.replay_tokens > 0
+        report = RewindReport(
+            RewindKind.DEFERRED if is_later else plan.kind,
+            cause, plan.rebuild_reason, source, to, plan.base_position, 0, seconds, 0.0, plan.snapshot_id,
+        )  # fmt: skip
+        self.last_rewind = report
+        if not is_later:
+            self.rebuild()
+            report = self.recovered(report, time.perf_counter() - started)
+            self.last_rewind = report
+        return report
+
+    def recovered(self, report: RewindReport, seconds: float) -> RewindReport:
+        """What a rewind has become whose state is valid now; `seconds` since it began.
+
+        A report of something else, or of a state that is still invalid, is returned as it is.
+        """
+        recovery = self._line.recovery
+        if recovery is None or not self.state_valid:
+            return report
+        base, to = recovery.base_position, report.to_position
+        kind, reason = (
+            RewindKind.SNAPSHOT_REPLAY if to > base else RewindKind.SNAPSHOT,
+            RebuildReason.NOT_REBUILT,
+        )
+        if not recovery.snapshot_id:
+            kind, reason = RewindKind.REBUILD, report.rebuild_reason
+            if reason is RebuildReason.NOT_REBUILT:  # the snapshot of the plan was not usable
+                reason = self._line.rebuild_reason()
+        restore = report.restore_seconds + recovery.restore_seconds
+        return report._replace(
+            kind=kind,
+            rebuild_reason=reason,
+            base_position=base,
+            replayed_tokens=to - base,
+            restore_seconds=restore,
+            replay_seconds=max(0.0, seconds - restore),
+            snapshot_id=recovery.snapshot_id,
+        )
+
+    def fork(
+        self,
+        at: int | None = None,
+        *,
+        session_id: str = "",
         capacity: int | None = None,
-        tokenizer_sha256: str = "",
-    ) -> None:
-        """Open an empty session.
+        defer: bool = False,
+    ) -> tuple[Session, RewindReport]:
+        """Open a session with the first `at` tokens of this one, which does not change.
 
-        `session_id` is for messages, `capacity` by default the context of the model in tokens,
-        `tokenizer_sha256` (hex, or empty) a part of the digest.
+        Pages are shared and ring rows copied if a rewind to `at` would be in place; otherwise the new
+        session starts from a snapshot of this one, or is rebuilt from the history. It holds the snapshots of
+        this one up to `at` too.
 
-        Raises:
-            InvalidRequestError: `capacity` is not in `[1, context]`.
-            SessionLimitError: all slots are taken.
-        """
-        self.session_id = session_id
-        self.capacity = check_capacity(capacity, executor.manifest.model.context)
-        self.last_rewind: RewindReport | None = None
-        self.logits_replayed = 0
-        self._executor = executor
-        self._line = Timeline(executor, store, tokenizer_sha256)
-        self._is_open = True
-
-    @property
-    def position(self) -> int:
-        """Number of tokens in the history."""
-        return self._line.position
-
-    @property
-    def epoch(self) -> int:
-        """How often the session was rewound; tells handles of before from those of now."""
-        return self._line.epoch
-
-    @property
-    def high_water(self) -> int:
-        """One past the highest row written since the state was last filled from position 0."""
-        return self._line.high_water
-
-    @property
-    def floor(self) -> int:
-        """Lowest position whose rows a fork brought along; 0 otherwise."""
-        return self._line.floor
-
-    @property
-    def horizon(self) -> int:
-        """Tokens below `high_water` that a rewind reaches without a rebuild."""
-        return self._executor.limits.horizon
-
-    @property
-    def chunk_tokens(self) -> int:
-        """Most tokens of one step."""
-        return self._executor.limits.max_rows
-
-    @property
-    def history(self) -> tuple[int, ...]:
-        """The tokens."""
-        return self._line.history.slice(0, self.position)
-
-    @property
-    def digest(self) -> str:
-        """Hex sha256 of history and tokenizer; see `History.digest`."""
-        return self._line.history.digest()
-
-    @property
-    def state_valid(self) -> bool:
-        """Whether the state is that of the whole history."""
-        return self._line.is_valid
-
-    @property
-    def state_bytes(self) -> int:
-        """Bytes of slot, pages and snapshots; what is shared with a fork counts in both."""
-        arenas = self._executor.manifest.arenas
-        pages = len(self._line.lease.pages) * arenas.page
-        return arenas.state_slot + pages + self._line.ring.bytes
-
-    @property
-    def timeline(self) -> Timeline:
-        """Slot, pages and state counters, for the store's readers and for tests."""
-        return self._line
-
-    def prefill(self, tokens: Sequence[int], *, chunk: int | None = None) -> None:
-        """Append tokens and evaluate them in chunks; rebuilds first if the state is invalid.
-
-        `chunk` is the number of tokens per step, by default the most the artifact allows; it changes no bit.
+        Args:
+            at: position, by default the current one.
+            session_id: name of the new session.
+            capacity: of the new session, by default that of this one.
+            defer: leave a needed rebuild to the caller (`DEFERRED`).
 
         Raises:
-            InvalidRequestError: a token is not in the vocabulary or `chunk` is not in `[1, max_rows]`.
-            ContextLengthError: the tokens do not fit; nothing has changed.
-            MemoryBudgetError: no pages for the tokens; nothing has changed.
-            BackendFailedError: the device failed. The history holds the chunks that were finished,
-                the state is invalid.
+            PositionOutOfRangeError: `at` is not in `[0, position]`.
+            NotInArtifactError: the artifact has no fork.
+            ContextLengthError: `capacity` is below `at`.
+            SessionLimitError, MemoryBudgetError: no room.
+            BackendFailedError: the device failed; there is no new session.
         """
-        size = check_chunk(chunk, self._executor.limits.max_rows)
-        self.check_tokens(tokens)
-        self._line.check_room(len(tokens))
-        self.rebuild()
-        for start in range(0, len(tokens), size):
-            self.advance(tokens[start : start + size], wanted=int(start + size >= len(tokens)))
+        self._require_open()
+        at = self.position if at is None else at
+        if not 0 <= at <= self.position:
+            raise PositionOutOfRangeError("fork", at, self.position, field="at_position")
+        if not self._executor.manifest.capabilities.fork:
+            raise NotInArtifactError("fork refused: expected an entry point 'fork', got none; build it again")
+        room = self.capacity if capacity is None else capacity
+        check_length(at, room)
+        line = self._line
+        child = Session(self._executor, line.store, session_id, room, line.tokenizer_sha256)
+        try:
+            report = self._fill(child, at, defer)
+        except BaseException:
+            child.close()
+            raise
+        child.last_rewind = report
+        return child, report
 
-    def step(self, tokens: Sequence[int], *, all_logits: bool = False) -> Logits:
-        """Append tokens and return logits.
-
-        Returns:
-            float32 `[1, V]`, the distribution at the new position, or `[len(tokens), V]`, one row after
-            each token.
-
-        Raises:
-            StateInvalidError: the state is invalid.
-            InvalidRequestError: no token, or one outside the vocabulary.
-            ContextLengthError, MemoryBudgetError, BackendFailedError: as `prefill`.
-        """
-        self.require_valid()
-        self.check_tokens(tokens)
-        if not tokens:
-            raise InvalidRequestError("step refused: expected at least one token, got none", field="tokens")
-        self._line.check_room(len(tokens))
-        limits = self._executor.limits
-        size = min(limits.max_rows, limits.max_logit_rows) if all_logits else limits.max_rows
-        results: list[Logits] = []
-        for start in range(0, len(tokens), size):
-            part = tokens[start : start + size]
-            results.append(self.advance(part, wanted=len(part) if all_logits else 1))
-        return np.concatenate(results) if all_logits else results[-1]
-
-    def advance(self, tokens: Sequence[int], wanted: int) -> Logits:
-        """Append and evaluate one chunk of checked tokens; returns the logits of the last `wanted` rows."""
-        return step_sessions(self._executor, [(self, tokens, wanted)])[0]
-
-    def logits(self) -> Logits | None:
-        """Logits at the current position, `[V]` float32; `None` at position 0.
-
-        The row is that of the last block if it is still held. Otherwise the last token is evaluated
-        once more, which `last_rewind` then counts as one replayed token.
-
-        Raises:
-            StateInvalidError: the state is invalid.
-            BackendFailedError: the device failed; the state is invalid.
-        """
-        self.require_valid()
-        if self.position == 0:
-            return None
-        if self._line.saved_logits() is None:
-            started = time.perf_counter()
-            self._line.evaluate_last_again()
-            self.logits_replayed += 1
-            if self.last_rewind is not None:
-                self.last_rewind = self.last_rewind._replace(
-                    replayed_tokens=1, replay_seconds=time.perf_counter() - started
-                )
-        return self._line.saved_logits()
+    def _fill(self, child: Session, at: int, defer: bool) -> RewindReport:
+        started = time.perf_counter()
+        line = child.timeline
+        line.history.extend(self._line.history.slice(0, at))
+        line.store.snapshots.share(self._line.ring, line.ring, at)
+        plan = self._line.plan(at)
+        is_copy = plan.kind in (RewindKind.NONE, RewindKind.IN_PLACE)
+        if is_copy:
+            line.adopt(self._line, at)
+        else:
+            line.store.check_room(line.lease, plan.base_position, at)
+        is_later = defer and plan.replay_tokens > 0
+        kind = RewindKind.IN_PLACE if is_copy else RewindKind.DEFERRED if is_later else plan.kind
+        seconds = time.perf_counter() - started
+        report = RewindReport(
+            kind, RewindCause.BRANCH, plan.rebuild_reason, self.position, at, plan.base_position, 0, seconds,
+            0.0, plan.snapshot_id,
+        )  # fmt: skip
+        if is_copy or is_later:
+            return report
+        child.rebuild()
+        return child.recovered(report, time.perf_counter() - started)
 
     def snapshots(self) -> list[SnapshotInfo]:
         """Retained snapshots, by position; also those of branches that were left."""
@@ -328,275 +359,3 @@ class Session:
             kind=RewindKind.SNAPSHOT, restore_seconds=time.perf_counter() - started
         )
         return self.last_rewind
-
-    def plan_rewind(self, to: int) -> RewindPlan:
-        """Say what `rewind(to)` would do; changes nothing.
-
-        Raises:
-            PositionOutOfRangeError: `to` is not in `[0, position]`.
-        """
-        if not 0 <= to <= self.position:
-            raise PositionOutOfRangeError("rewind", to, self.position)
-        return self._line.plan(to)
-
-    def can_rewind(self, to: int) -> bool:
-        """Whether `rewind(to)` would succeed without a rebuild; `False` outside `[0, position]`."""
-        return 0 <= to <= self.position and self.plan_rewind(to).kind is not RewindKind.REBUILD
-
-    def check_rewind(self, to: int, max_replay_tokens: int | None = None) -> RewindPlan:
-        """Say what `rewind(to)` would do, with all its refusals; changes nothing.
-
-        Raises:
-            PositionOutOfRangeError: `to` is not in `[0, position]`.
-            RewindTooDearError: more than `max_replay_tokens` tokens would have to be run.
-            MemoryBudgetError: a rebuild would not find enough pages.
-        """
-        plan = self.plan_rewind(to)
-        if max_replay_tokens is not None and plan.replay_tokens > max_replay_tokens:
-            raise RewindTooDearError(plan.replay_tokens, plan.base_position, max_replay_tokens)
-        if plan.replay_tokens:
-            self._line.store.check_room(self._line.lease, plan.base_position, to, fresh=True)
-        return plan
-
-    def rewind(
-        self,
-        to: int,
-        *,
-        max_replay_tokens: int | None = None,
-        cause: RewindCause = RewindCause.CLIENT,
-        defer: bool = False,
-    ) -> RewindReport:
-        """Move back to an earlier position.
-
-        In place within the horizon; else from the nearest snapshot below, replaying the tokens after it; else
-        by a rebuild from position 0.
-
-        Args:
-            to: target, in tokens.
-            max_replay_tokens: refuse if more tokens would have to be run.
-            cause: for the report.
-            defer: instead of replaying or rebuilding now, only shorten the history (`DEFERRED`), which is
-                never refused for cost; `rebuild_chunk`, `rebuild` or `prefill` brings the state back.
-
-        Raises:
-            PositionOutOfRangeError, RewindTooDearError, MemoryBudgetError: refused, nothing has changed.
-            BackendFailedError: the device failed in a rebuild; the history ends at `to`, the state is
-                invalid.
-        """
-        started = time.perf_counter()
-        line = self._line
-        position = len(line.history)
-        kind = line.near(to, position) if 0 <= to <= position else None
-        if kind is None or not self._is_open:
-            return self._rewind_far(to, cause, max_replay_tokens, defer)
-        # No plan is made and nothing is built twice here: this path is a hundredth of a decode step.
-        if kind is RewindKind.IN_PLACE:
-            line.shorten(to, keep_state=True)
-            line.epoch += 1
-        seconds = time.perf_counter() - started
-        report = RewindReport(kind, cause, RebuildReason.NOT_REBUILT, position, to, to, 0, seconds, 0.0)
-        self.last_rewind = report
-        return report
-
-    def _rewind_far(
-        self, to: int, cause: RewindCause, max_replay_tokens: int | None, defer: bool
-    ) -> RewindReport:
-        """By a snapshot, a snapshot and a replay, or a rebuild."""
-        started = time.perf_counter()
-        self._require_open()
-        plan = self.plan_rewind(to) if defer else self.check_rewind(to, max_replay_tokens)
-        source = self.position
-        self._line.shorten(to, keep_state=False)
-        self._line.epoch += 1
-        seconds = time.perf_counter() - started
-        is_later = defer and plan.replay_tokens > 0
-        report = RewindReport(
-            RewindKind.DEFERRED if is_later else plan.kind,
-            cause, plan.rebuild_reason, source, to, plan.base_position, 0, seconds, 0.0, plan.snapshot_id,
-        )  # fmt: skip
-        self.last_rewind = report
-        if not is_later:
-            self.rebuild()
-            report = self.recovered(report, time.perf_counter() - started)
-            self.last_rewind = report
-        return report
-
-    def recovered(self, report: RewindReport, seconds: float) -> RewindReport:
-        """What a rewind has become whose state is valid now; `seconds` since it began.
-
-        A report of something else, or of a state that is still invalid, is returned as it is.
-        """
-        recovery = self._line.recovery
-        if recovery is None or not self.state_valid:
-            return report
-        base, to = recovery.base_position, report.to_position
-        kind, reason = (
-            RewindKind.SNAPSHOT_REPLAY if to > base else RewindKind.SNAPSHOT,
-            RebuildReason.NOT_REBUILT,
-        )
-        if not recovery.snapshot_id:
-            kind, reason = RewindKind.REBUILD, report.rebuild_reason
-            if reason is RebuildReason.NOT_REBUILT:  # the snapshot of the plan was not usable
-                reason = self._line.rebuild_reason()
-        restore = report.restore_seconds + recovery.restore_seconds
-        return report._replace(
-            kind=kind,
-            rebuild_reason=reason,
-            base_position=base,
-            replayed_tokens=to - base,
-            restore_seconds=restore,
-            replay_seconds=max(0.0, seconds - restore),
-            snapshot_id=recovery.snapshot_id,
-        )
-
-    def rebuild(self) -> None:
-        """Run chunks until the state is valid; does nothing if it is.
-
-        Raises:
-            MemoryBudgetError: no pages; the state stays invalid.
-            BackendFailedError: the device failed; the state stays invalid.
-        """
-        self._require_open()
-        while not self.state_valid:
-            self.rebuild_chunk()
-
-    def rebuild_chunk(self) -> None:
-        """Run one chunk of a rebuild, at most `max_rows` tokens; errors as `rebuild`."""
-        self._line.rebuild_chunk()
-
-    def fork(
-        self,
-        at: int | None = None,
-        *,
-        session_id: str = "",
-        capacity: int | None = None,
-        defer: bool = False,
-    ) -> tuple[Session, RewindReport]:
-        """Open a session with the first `at` tokens of this one, which does not change.
-
-        Pages are shared and ring rows copied if a rewind to `at` would be in place; otherwise the new
-        session starts from a snapshot of this one, or is rebuilt from the history. It holds the snapshots of
-        this one up to `at` too.
-
-        Args:
-            at: position, by default the current one.
-            session_id: name of the new session.
-            capacity: of the new session, by default that of this one.
-            defer: leave a needed rebuild to the caller (`DEFERRED`).
-
-        Raises:
-            PositionOutOfRangeError: `at` is not in `[0, position]`.
-            NotInArtifactError: the artifact has no fork.
-            ContextLengthError: `capacity` is below `at`.
-            SessionLimitError, MemoryBudgetError: no room.
-            BackendFailedError: the device failed; there is no new session.
-        """
-        self._require_open()
-        at = self.position if at is None else at
-        if not 0 <= at <= self.position:
-            raise PositionOutOfRangeError("fork", at, self.position, field="at_position")
-        if not self._executor.manifest.capabilities.fork:
-            raise NotInArtifactError("fork refused: expected an entry point 'fork', got none; build it again")
-        room = self.capacity if capacity is None else capacity
-        check_length(at, room)
-        line = self._line
-        child = Session(self._executor, line.store, session_id, room, line.tokenizer_sha256)
-        try:
-            report = self._fill(child, at, defer)
-        except BaseException:
-            child.close()
-            raise
-        child.last_rewind = report
-        return child, report
-
-    def _fill(self, child: Session, at: int, defer: bool) -> RewindReport:
-        started = time.perf_counter()
-        line = child.timeline
-        line.history.extend(self._line.history.slice(0, at))
-        line.store.snapshots.share(self._line.ring, line.ring, at)
-        plan = self._line.plan(at)
-        is_copy = plan.kind in (RewindKind.NONE, RewindKind.IN_PLACE)
-        if is_copy:
-            line.adopt(self._line, at)
-        else:
-            line.store.check_room(line.lease, plan.base_position, at)
-        is_later = defer and plan.replay_tokens > 0
-        kind = RewindKind.IN_PLACE if is_copy else RewindKind.DEFERRED if is_later else plan.kind
-        seconds = time.perf_counter() - started
-        report = RewindReport(
-            kind, RewindCause.BRANCH, plan.rebuild_reason, self.position, at, plan.base_position, 0, seconds,
-            0.0, plan.snapshot_id,
-        )  # fmt: skip
-        if is_copy or is_later:
-            return report
-        child.rebuild()
-        return child.recovered(report, time.perf_counter() - started)
-
-    def close(self) -> None:
-        """Give back slot and pages; the session can do nothing more. Closing twice is allowed."""
-        if self._is_open:
-            self._line.close()
-            self._is_open = False
-
-    def require_valid(self) -> None:
-        """Refuse what reads the state while it is not that of the history.
-
-        Raises:
-            StateInvalidError: the state is invalid, or the session is closed.
-        """
-        self._require_open()
-        if not self.state_valid:
-            raise StateInvalidError(
-                f"session {self.session_id!r} refused: expected a state of {self.position} tokens, "
-                f"got one of {self._line.evaluated}; prefill or rewind it first"
-            )
-
-    def check_tokens(self, tokens: Sequence[int]) -> None:
-        """Refuse tokens that are not in the vocabulary or do not fit.
-
-        Raises:
-            InvalidRequestError, ContextLengthError: naming token or numbers.
-        """
-        check_tokens(tokens, self._executor.manifest.model.vocab_size)
-        check_length(self.position + len(tokens), self.capacity)
-
-    def _require_open(self) -> None:
-        if not self._is_open:
-            raise StateInvalidError(
-                f"session {self.session_id!r} refused: expected an open session, got a closed one"
-            )
-
-
-def step_sessions(executor: Stepper, work: Sequence[tuple[Session, Sequence[int], int]]) -> list[Logits]:
-    """Append tokens to several sessions in one step.
-
-    Args:
-        executor: runs the step.
-        work: per session its tokens (at least one) and the number of last rows whose logits are wanted.
-
-    Returns:
-        Per session float32 `[wanted, V]`.
-
-    Raises:
-        InvalidRequestError: a session twice, no tokens, or more rows than the artifact allows.
-        StateInvalidError, ContextLengthError, MemoryBudgetError: refused, nothing has changed.
-        BackendFailedError: the device failed; histories are as before, the states are invalid.
-    """
-    if len({id(session) for session, _, _ in work}) != len(work):
-        raise InvalidRequestError("step refused: expected each session once, got one twice", field="sessions")
-    for session, tokens, wanted in work:
-        session.require_valid()
-        session.check_tokens(tokens)
-        if not 0 <= wanted <= len(tokens) or not tokens:
-            raise InvalidRequestError(
-                f"step refused: expected at least one token and no more logit rows than tokens, got "
-                f"{len(tokens)} tokens and {wanted} rows",
-                field="tokens",
-            )
-    results = run(executor, [(s.timeline, s.position, tokens, wanted) for s, tokens, wanted in work])
-    for session, tokens, _ in work:
-        line = session.timeline
-        line.history.extend(tokens)
-        line.evaluated = line.position
-        line.keep_marked()
-    return results

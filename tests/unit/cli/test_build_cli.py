@@ -21,7 +21,7 @@ def test_build_reports_on_stderr_and_prints_json(
     out, err = capsys.readouterr()
     report = json.loads(out)
     assert report["horizon"] == 64
-    assert report["rewind_kinds"] == ["in_place", "rebuild"]
+    assert report["rewind_kinds"] == ["in_place", "snapshot", "snapshot_replay", "rebuild"]
     for stage in ("open", "check", "passes", "kernels", "weights", "manifest"):
         assert stage in err
     assert (tmp_path / "m" / "manifest.json").is_file()
