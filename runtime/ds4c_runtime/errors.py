@@ -244,6 +244,20 @@ class ArtifactError(RuntimeFailure):
     exit_code = 4
 
 
+class StoredFileError(RuntimeFailure):
+    """A file of a stored session is damaged or belongs to something else."""
+
+    code = "DATA_LOSS"
+    reason = "INTEGRITY_FAILED"
+    exit_code = 4
+
+
+class StoreFailedError(RuntimeFailure):
+    """The folder of stored sessions cannot be written; what is in memory is as before."""
+
+    reason = "STORE_FAILED"
+
+
 class DeviceError(RuntimeFailure):
     """This machine cannot run the artifact."""
 

@@ -77,6 +77,8 @@ RULES: Mapping[type[runtime.RuntimeFailure], Rule] = {
     runtime.BackendFailedError: Rule("INTERNAL", "BACKEND_FAILED"),
     runtime.NoProgressError: Rule("INTERNAL", "NO_PROGRESS"),
     runtime.ArtifactError: Rule("DATA_LOSS", "INTEGRITY_FAILED"),
+    runtime.StoredFileError: Rule("DATA_LOSS", "INTEGRITY_FAILED"),
+    runtime.StoreFailedError: Rule("INTERNAL", "STORE_FAILED"),
     runtime.DeviceError: Rule("FAILED_PRECONDITION", "DEVICE_UNSUITABLE"),
     runtime.RuntimeFailure: Rule("INTERNAL", "BACKEND_FAILED"),
     UnauthenticatedError: Rule("UNAUTHENTICATED", "UNAUTHENTICATED"),
