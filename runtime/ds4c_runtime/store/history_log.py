@@ -7,7 +7,7 @@ the process died; it is cut. Anything else that is wrong is damage: the file is 
 before it are kept.
 
 A frame, in little-endian u32: bytes of the body, number of the frame, crc32 of these two; the body, which is
-the number of tokens that stay and the tokens that follow; 16 bytes of blake2b over head and body, with the
+the epoch of the session, the number of tokens that stay and the tokens that follow; 16 bytes of blake2b over head and body, with the
 checksum before as its key.
 """
 
@@ -66,6 +66,7 @@ class LogContents:
     Attributes:
         header: of the log.
         tokens: the history, uint32 `[position]`.
+        epoch: of the session.
         turns: complete frames.
         good_bytes: up to the end of the last of them.
         cut_bytes: of an unfinished frame behind it.
@@ -74,6 +75,7 @@ class LogContents:
 
     header: LogHeader
     tokens: Tokens
+    epoch: int
     turns: int
     good_bytes: int
     cut_bytes: int
@@ -89,13 +91,14 @@ class HistoryLog:
         self.path = path
         self.header = contents.header
         self.tokens = contents.tokens
+        self.epoch = contents.epoch
         self._turns = contents.turns
         self._size = contents.good_bytes
         self._checksum = contents.checksum
         self._is_known = True
 
     @staticmethod
-    def create(path: Path, header: LogHeader, tokens: Sequence[int] = ()) -> HistoryLog:
+    def create(path: Path, header: LogHeader, tokens: Sequence[int] = (), epoch: int = 0) -> HistoryLog:
         """Write a new log, durably.
 
         Raises:
@@ -103,7 +106,7 @@ class HistoryLog:
         """
         if os.path.lexists(path):
             raise StoreFailedError(f"log not made: expected the free name {path}, got one that is taken")
-        content, contents = _render(header, np.array(tokens, np.uint32))
+        content, contents = _render(header, np.array(tokens, np.uint32), epoch)
         try:
             files.write_whole(path, [content])
         except StoreFailedError:
@@ -130,7 +133,7 @@ class HistoryLog:
                 with files.store_errors("repair", path):
                     log._append(b"")
             return log, contents
-        content, kept = _render(contents.header, contents.tokens)
+        content, kept = _render(contents.header, contents.tokens, contents.epoch)
         with files.store_errors("quarantine", path):
             temporary = files.write_temporary(path, [content])
             # The old file keeps its name until the new one takes it: no crash leaves a session without a log.
@@ -143,8 +146,8 @@ class HistoryLog:
         """Tokens of the history."""
         return len(self.tokens)
 
-    def sync(self, tokens: Sequence[int] | Tokens) -> None:
-        """Make the log end in exactly this history, on the disk; does nothing if it does already.
+    def sync(self, tokens: Sequence[int] | Tokens, epoch: int = 0) -> None:
+        """Make the log end in exactly this history and epoch, on the disk; does nothing if it does already.
 
         Raises:
             StoreFailedError: the disk is full or refuses. The turns before are as they were, and the next
@@ -153,15 +156,15 @@ class HistoryLog:
         new = np.array(tokens, np.uint32)
         assert len(new) <= self.header.capacity, "a history beyond the capacity of its session"
         keep = common_length(self.tokens, new)
-        if self._is_known and keep == len(self.tokens) == len(new):
+        if self._is_known and keep == len(self.tokens) == len(new) and epoch == self.epoch:
             return
-        frame, checksum = _frame(self._turns, keep, new[keep:], self._checksum)
+        frame, checksum = _frame(self._turns, epoch, keep, new[keep:], self._checksum)
         with files.store_errors("append", self.path):
             if not self._is_known or self._is_wasteful(len(new)) or not self._append(frame):
-                self._rewrite(new)
+                self._rewrite(new, epoch)
                 return
-        self._turns, self._checksum, self.tokens = self._turns + 1, checksum, new
-        self._size += len(frame)
+        self._turns, self._checksum, self._size = self._turns + 1, checksum, self._size + len(frame)
+        self.tokens, self.epoch = new, epoch
 
     def _append(self, frame: bytes) -> bool:
         """Write behind the last complete frame and sync; `False` if the file is not the one that was left."""
@@ -187,13 +190,14 @@ class HistoryLog:
         finally:
             os.close(handle)
 
-    def _rewrite(self, tokens: Tokens) -> None:
+    def _rewrite(self, tokens: Tokens, epoch: int) -> None:
         """Replace the file by one with a single frame."""
         self._is_known = False
-        content, contents = _render(self.header, tokens)
+        content, contents = _render(self.header, tokens, epoch)
         files.publish(files.write_temporary(self.path, [content]), self.path)
         self._turns, self._checksum = contents.turns, contents.checksum
-        self._size, self.tokens, self._is_known = contents.good_bytes, tokens, True
+        self._size, self.tokens, self.epoch = contents.good_bytes, tokens, epoch
+        self._is_known = True
 
     def _is_wasteful(self, position: int) -> bool:
         """Whether rewinds have made the file much larger than the history."""
@@ -217,18 +221,18 @@ def read_log(path: Path) -> LogContents:
         header, digest = read_start(file, size, path, KIND, LogHeader)
         _check_header(header, path)
         at, checksum = file.tell(), digest[:_CHECKSUM_BYTES]
-        tokens, turns = np.zeros(0, np.uint32), 0
+        tokens, epoch, turns = np.zeros(0, np.uint32), 0, 0
         while at < size:
             try:
                 body = _read_body(file, size - at, turns, header, checksum)
                 tokens = _apply(body.words, tokens, header)
             except _Unfinished:
-                return LogContents(header, tokens, turns, at, size - at, "", checksum)
+                return LogContents(header, tokens, epoch, turns, at, size - at, "", checksum)
             except _Damaged as damage:
                 said = f"{path.name} damaged after turn {turns}: {damage}"
-                return LogContents(header, tokens, turns, at, 0, said, checksum)
-            at, turns, checksum = at + body.bytes, turns + 1, body.checksum
-    return LogContents(header, tokens, turns, at, 0, "", checksum)
+                return LogContents(header, tokens, epoch, turns, at, 0, said, checksum)
+            at, epoch, turns, checksum = at + body.bytes, int(body.words[0]), turns + 1, body.checksum
+    return LogContents(header, tokens, epoch, turns, at, 0, "", checksum)
 
 
 class _Unfinished(Exception):
@@ -260,7 +264,7 @@ def _read_body(file: BinaryIO, left: int, turn: int, header: LogHeader, key: byt
     length, number, crc = (int(n) for n in np.frombuffer(head, "<u4"))
     if zlib.crc32(head[:8]) != crc:
         raise _Damaged("expected the head of a frame, got other bytes")
-    if number != turn or length % 4 or not 4 <= length <= 4 * (header.capacity + 1):
+    if number != turn or length % 4 or not 8 <= length <= 4 * (header.capacity + 2):
         raise _Damaged(f"expected frame {turn}, got frame {number} of {length} bytes")
     whole = length + _CHECKSUM_BYTES
     if whole > left - _HEAD_BYTES:
@@ -275,15 +279,15 @@ def _read_body(file: BinaryIO, left: int, turn: int, header: LogHeader, key: byt
 
 
 def _apply(words: Tokens, tokens: Tokens, header: LogHeader) -> Tokens:
-    keep, added = int(words[0]), words[1:]
+    keep, added = int(words[1]), words[2:]
     if keep > len(tokens) or keep + len(added) > header.capacity or (added >= header.vocab_size).any():
         raise _Damaged("expected tokens of the vocabulary within the capacity, got others")
     return np.concatenate([tokens[:keep], added])
 
 
-def _frame(number: int, keep: int, added: Tokens, key: bytes) -> tuple[bytes, bytes]:
+def _frame(number: int, epoch: int, keep: int, added: Tokens, key: bytes) -> tuple[bytes, bytes]:
     """A frame and its checksum."""
-    body = np.concatenate([np.array([keep], "<u4"), added.astype("<u4")]).tobytes()
+    body = np.concatenate([np.array([epoch, keep], "<u4"), added.astype("<u4")]).tobytes()
     start = np.array([len(body), number], "<u4").tobytes()
     head = start + np.array([zlib.crc32(start)], "<u4").tobytes()
     checksum = _checksum(head, body, key)
@@ -294,12 +298,12 @@ def _checksum(head: bytes, body: bytes, key: bytes) -> bytes:
     return hashlib.blake2b(head + body, digest_size=_CHECKSUM_BYTES, key=key).digest()
 
 
-def _render(header: LogHeader, tokens: Tokens) -> tuple[bytes, LogContents]:
-    """A whole log with one frame (none for an empty history), and what reading it gives."""
+def _render(header: LogHeader, tokens: Tokens, epoch: int) -> tuple[bytes, LogContents]:
+    """A whole log with one frame (none for a new session), and what reading it gives."""
     content, digest = render_start(KIND, header)
     checksum = digest[:_CHECKSUM_BYTES]
-    if len(tokens):
-        frame, checksum = _frame(0, 0, tokens, checksum)
+    turns = int(len(tokens) > 0 or epoch > 0)
+    if turns:
+        frame, checksum = _frame(0, epoch, 0, tokens, checksum)
         content += frame
-    turns = int(len(tokens) > 0)
-    return content, LogContents(header, tokens, turns, len(content), 0, "", checksum)
+    return content, LogContents(header, tokens, epoch, turns, len(content), 0, "", checksum)

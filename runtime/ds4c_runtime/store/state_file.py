@@ -44,9 +44,10 @@ class Section:
 
 @dataclass(frozen=True)
 class StoredSnapshot:
-    """A snapshot of the file. Positions in tokens, `create_time_us` since 1970.
+    """A snapshot of the file. Position in tokens, `create_time_us` since 1970.
 
-    `rows` names the section of its ring rows and logits; `pages` are indices into the section of pages.
+    `rows` names the section of its ring rows and logits. `tokens` names that of its history, uint32; it is empty
+    if that is the beginning of the session's. `pages` are numbers of pages in the section of pages.
     """
 
     snapshot_id: str
@@ -57,8 +58,8 @@ class StoredSnapshot:
     is_pinned: bool
     label: str
     create_time_us: int
-    has_logits: bool
     rows: str
+    tokens: str
     pages: tuple[int, ...]
 
 
@@ -72,10 +73,8 @@ class StateHeader:
         session_id: the session.
         position: tokens of the history it was saved with.
         digest: of that history.
-        high_water: as of the session.
-        floor: as of the session.
         epoch: as of the session.
-        snapshots: in order of position; one of them is at `position`.
+        snapshots: retained ones.
         sections: of the file, in order.
     """
 
@@ -84,8 +83,6 @@ class StateHeader:
     session_id: str
     position: int
     digest: str
-    high_water: int
-    floor: int
     epoch: int
     snapshots: tuple[StoredSnapshot, ...]
     sections: tuple[Section, ...]
@@ -183,7 +180,7 @@ def _read_section(file: BinaryIO, section: Section, path: Path) -> Bytes:
 def _read_header(file: BinaryIO, size: int, path: Path) -> StateHeader:
     header, _ = read_start(file, size, path, KIND, StateHeader)
     _check_sections(header, file.tell(), size, path)
-    _check_positions(header, path)
+    _check_snapshots(header, path)
     return header
 
 
@@ -202,19 +199,15 @@ def _check_sections(header: StateHeader, start: int, size: int, path: Path) -> N
         raise files.rejected(path, f"{end} bytes", size)
 
 
-def _check_positions(header: StateHeader, path: Path) -> None:
-    if not 0 <= header.floor <= header.position <= header.high_water or header.epoch < 0:
-        raise files.rejected(
-            path,
-            "0 <= floor <= position <= high_water",
-            f"{header.floor}, {header.position}, {header.high_water}",
-        )
+def _check_snapshots(header: StateHeader, path: Path) -> None:
     names = {section.name for section in header.sections}
+    if header.position < 0 or header.epoch < 0:
+        raise files.rejected(path, "a position and an epoch", f"{header.position} and {header.epoch}")
     for snapshot in header.snapshots:
-        if not 0 <= snapshot.position <= header.high_water or snapshot.rows not in names:
-            raise files.rejected(
-                path, "snapshots with rows at positions of the session", f"{snapshot.snapshot_id!r}"
-            )
+        if snapshot.position < 1 or snapshot.rows not in names or snapshot.tokens not in {"", *names}:
+            raise files.rejected(path, "snapshots of sections", f"{snapshot.snapshot_id!r}")
+    if len({s.snapshot_id for s in header.snapshots}) != len(header.snapshots):
+        raise files.rejected(path, "snapshots of different ids", "an id twice")
 
 
 def _place(sizes: Mapping[str, int], hashes: Mapping[str, str], start: int) -> tuple[Section, ...]:

@@ -61,6 +61,17 @@ def test_a_turn_that_changes_nothing_writes_nothing(tmp_path: Path) -> None:
     assert path.stat().st_size == sizes[-1]
 
 
+def test_the_epoch_comes_back_and_is_a_turn_by_itself(tmp_path: Path) -> None:
+    path, _ = written(tmp_path)
+    log, _ = HistoryLog.open(path)
+    log.sync(TURNS[-1], epoch=3)
+    log, contents = HistoryLog.open(path)
+    assert (contents.epoch, contents.turns, contents.tokens.tolist()) == (3, len(TURNS) + 1, TURNS[-1])
+    assert number_of_calls(lambda: log.sync(TURNS[-1], epoch=3)) == 0
+    log.sync([], epoch=4)
+    assert (read_log(path).epoch, read_log(path).tokens.tolist()) == (4, [])
+
+
 def test_a_turn_is_one_write_and_one_sync(tmp_path: Path) -> None:
     log, _ = HistoryLog.open(written(tmp_path)[0])
     with failing(1 << 30) as made:
@@ -168,11 +179,12 @@ def frame(number: int, words: list[int], key: bytes, length: int | None = None) 
 
 
 IMPOSSIBLE = {
-    "keeps more than there is": [1, 5],
-    "beyond the capacity": [0, *[1] * 65],
-    "outside the vocabulary": [0, 1000],
-    "the largest integers": [2**32 - 1, 2**32 - 1],
+    "keeps more than there is": [0, 1, 5],
+    "beyond the capacity": [0, 0, *[1] * 65],
+    "outside the vocabulary": [0, 0, 1000],
+    "the largest integers": [2**32 - 1, 2**32 - 1, 2**32 - 1],
     "an empty body": [],
+    "no count": [0],
 }
 
 
@@ -186,11 +198,11 @@ def test_a_frame_that_says_what_cannot_be(tmp_path: Path, words: list[int]) -> N
     assert contents.turns == 0
 
 
-@pytest.mark.parametrize("length", [2**32 - 4, 4 * 66, 7])
+@pytest.mark.parametrize("length", [2**32 - 4, 4 * 67, 9])
 def test_a_huge_frame_is_not_read(tmp_path: Path, length: int) -> None:
     content, digest = render(KIND, HEADER)
     path = tmp_path / "s.log"
-    path.write_bytes(content + frame(0, [0], digest[:16], length))
+    path.write_bytes(content + frame(0, [0, 0], digest[:16], length))
     os.truncate(path, 1 << 40)  # a sparse file: reading what the frame says would take all memory
     assert read_log(path).damage
 

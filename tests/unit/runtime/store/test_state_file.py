@@ -29,8 +29,8 @@ from ds4c_runtime.store.state_file import (
 )
 
 ARTIFACT, LAYOUT = "a" * 64, "b" * 64
-SNAPSHOT = StoredSnapshot("s1", 7, 2, "d" * 64, "turn_end", True, "here", 17, True, "snapshot 0", (0, 1))
-HEADER = StateHeader(ARTIFACT, LAYOUT, "session", 9, "e" * 64, 10, 3, 2, (SNAPSHOT,), ())
+SNAPSHOT = StoredSnapshot("s1", 7, 2, "d" * 64, "turn_end", True, "here", 17, "snapshot 0", "", (0, 1))
+HEADER = StateHeader(ARTIFACT, LAYOUT, "session", 9, "e" * 64, 2, (SNAPSHOT,), ())
 ONE_LINE = r"^\S+ rejected: expected [^\n]+, got [^\n]+$"
 
 
@@ -146,12 +146,10 @@ FIELDS: dict[str, Callable[[Fields], object]] = {
     "a fraction": lambda f: f.update(position=9.0),
     "a truth value": lambda f: f.update(position=True),
     "a negative position": lambda f: f.update(position=-1),
-    "beyond the high-water mark": lambda f: f.update(position=11),
-    "a floor above the position": lambda f: f.update(floor=10),
-    "a negative floor": lambda f: f.update(floor=-1),
     "a negative epoch": lambda f: f.update(epoch=-1),
-    "a snapshot beyond the high-water mark": in_snapshot(position=11),
-    "a snapshot below zero": in_snapshot(position=-1),
+    "a snapshot at zero": in_snapshot(position=0),
+    "a snapshot twice": lambda f: f["snapshots"].append(f["snapshots"][0]),
+    "a snapshot without tokens": in_snapshot(tokens="nowhere"),
     "a snapshot without rows": in_snapshot(rows="nowhere"),
     "a snapshot of unknown keys": in_snapshot(more=1),
     "pages that are no numbers": in_snapshot(pages=["0"]),
