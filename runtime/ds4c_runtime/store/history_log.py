@@ -7,8 +7,8 @@ the process died; it is cut. Anything else that is wrong is damage: the file is 
 before it are kept.
 
 A frame, in little-endian u32: bytes of the body, number of the frame, crc32 of these two; the body, which is
-the epoch of the session, the number of tokens that stay and the tokens that follow; 16 bytes of blake2b over head and body, with the
-checksum before as its key.
+the epoch of the session, the number of tokens that stay and the tokens that follow; 16 bytes of blake2b over
+head and body, with the checksum before as its key.
 """
 
 from __future__ import annotations

@@ -46,8 +46,8 @@ class Section:
 class StoredSnapshot:
     """A snapshot of the file. Position in tokens, `create_time_us` since 1970.
 
-    `rows` names the section of its ring rows and logits. `tokens` names that of its history, uint32; it is empty
-    if that is the beginning of the session's. `pages` are numbers of pages in the section of pages.
+    `rows` names the section of its ring rows and logits. `tokens` names that of its history, uint32; it is
+    empty if that is the beginning of the session's. `pages` are numbers of pages in the section of pages.
     """
 
     snapshot_id: str
