@@ -7,6 +7,7 @@ cache: when there is no room for one and nothing may go, it is not taken, and re
 from __future__ import annotations
 
 import itertools
+import secrets
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
@@ -20,7 +21,7 @@ from ds4c_runtime.history import History
 from ds4c_runtime.manifest import Manifest
 from ds4c_runtime.snapshot import Parts, Snapshot, SnapshotLayout, SnapshotOrigin
 from ds4c_runtime.snapshot_ring import DENSE_TOKENS, TURN_ENDS, Entry, SnapshotRing
-from ds4c_runtime.transport import CopyMode, OnDevice, OnHost, Transport
+from ds4c_runtime.transport import CopyMode, OnDevice, OnHost, Place, Transport
 
 SESSION_BYTES = 256 << 20
 """Most bytes of one session's snapshots by default."""
@@ -91,6 +92,7 @@ class SnapshotPool:
         self._copying: list[OnHost] = []
         self._host_bytes = 0
         self._numbers = itertools.count(1)
+        self._prefix = secrets.token_hex(4)  # ids of a session that comes back from a file stay its own
 
     @property
     def bytes_used(self) -> int:
@@ -169,12 +171,9 @@ class SnapshotPool:
         position, parts, staged = reserved.position, reserved.parts, reserved.range
         start = staged.offset + parts.logits
         self.arena[start : start + logits.nbytes] = logits.view(np.uint8)
-        place = self.transport.save(staged, self._free)
-        if isinstance(place, OnHost):
-            self._host_bytes += place.size
-            self._copying.append(place)
+        place = self._placed(staged)
         snapshot = Snapshot(
-            f"s{next(self._numbers)}",
+            f"s{self._prefix}-{next(self._numbers)}",
             position,
             epoch,
             history.digest_at(position),
@@ -187,6 +186,31 @@ class SnapshotPool:
         entry = Entry(snapshot)
         ring.add(entry)
         return entry
+
+    def content(self, snapshot: Snapshot) -> Arena:
+        """Bytes of a snapshot where they are kept; not a copy."""
+        place = snapshot.place
+        if isinstance(place, OnDevice):
+            return self.arena[place.offset : place.offset + place.size]
+        place.copy.wait()
+        return place.buffer
+
+    def put_back(
+        self, ring: SnapshotRing, reserved: Reserved, content: Arena, make: Callable[[Place], Snapshot]
+    ) -> Entry:
+        """Retain a snapshot whose bytes were kept elsewhere; `make` makes it of its place, with one holder."""
+        staged = reserved.range
+        self.arena[staged.offset : staged.offset + staged.size] = content
+        entry = Entry(make(self._placed(staged)))
+        ring.add(entry)
+        return entry
+
+    def _placed(self, staged: OnDevice) -> Place:
+        place = self.transport.save(staged, self._free)
+        if isinstance(place, OnHost):
+            self._host_bytes += place.size
+            self._copying.append(place)
+        return place
 
     def give(self, entry: Entry, ring: SnapshotRing) -> Entry:
         """Let another session hold a snapshot whose history begins as its own does."""

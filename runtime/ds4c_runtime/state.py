@@ -136,6 +136,40 @@ class StateStore:
             self._counts[page] += 1
         return pages
 
+    def hold_pages(self, pages: Sequence[int]) -> None:
+        """One more reference to each page."""
+        for page in pages:
+            self._counts[page] += 1
+
+    def release_pages(self, pages: Sequence[int]) -> None:
+        """One reference less to each page."""
+        self._release(pages)
+
+    def take_pages(self, count: int) -> list[int]:
+        """Free pages with one reference, which is the caller's.
+
+        Raises:
+            MemoryBudgetError: as `check_room`; nothing has changed then.
+        """
+        lease = Lease(-1)
+        self.make_writable(lease, 0, count * self._page_tokens)
+        return lease.pages
+
+    def page_content(self, page: int, tokens: int) -> NDArray[np.uint8]:
+        """Bytes of a page whose first `tokens` tokens are evaluated, a copy; what is not live is zero."""
+        start, size = page * self.manifest.arenas.page, self.manifest.arenas.page
+        content = np.zeros(size, np.uint8)
+        for state in self.manifest.appends:
+            live = min(tokens // state.every, state.rows_per_page) * state.row_bytes
+            source = start + state.offset
+            content[state.offset : state.offset + live] = self.pages[source : source + live]
+        return content
+
+    def fill_page(self, page: int, content: NDArray[np.uint8]) -> None:
+        """Put the bytes of a page back."""
+        size = self.manifest.arenas.page
+        self.pages[page * size : (page + 1) * size] = content
+
     def attach(self, lease: Lease, pages: Sequence[int]) -> None:
         """Replace all pages of a session by those that a snapshot holds."""
         for page in pages:

@@ -1,0 +1,228 @@
+"""What the sections of a state file hold: the snapshots of a session and the pages that they reference.
+
+The state of a session is that of its snapshot at the current position, so saves and loads go by the one
+description of a snapshot (`SnapshotLayout`) and know no state by name. Only live bytes are written; what lies
+between them, which may be of another session, is written as zeros. Everything a file says is checked against
+manifest and history before a byte reaches live state.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+
+from ds4c_runtime.errors import MemoryBudgetError
+from ds4c_runtime.history import History
+from ds4c_runtime.session import Session
+from ds4c_runtime.snapshot import Snapshot, SnapshotOrigin
+from ds4c_runtime.snapshot_ring import Entry
+from ds4c_runtime.state import StateStore
+from ds4c_runtime.store import files
+from ds4c_runtime.store.state_file import Bytes, StateHeader, StoredSnapshot
+from ds4c_runtime.timeline import Timeline
+from ds4c_runtime.transport import Place
+
+PAGES = "pages"
+
+
+@dataclass(frozen=True)
+class Image:
+    """A session's state as it goes to a file; takes a copy of all of it."""
+
+    header: StateHeader
+    sections: Mapping[str, Sequence[Bytes]]
+
+    @property
+    def bytes(self) -> int:
+        """Bytes of the sections; the file is larger by its header."""
+        return sum(part.size for parts in self.sections.values() for part in parts)
+
+
+@dataclass(frozen=True)
+class Loaded:
+    """What was taken from a file: snapshots, and how many of it are of another history or had no room."""
+
+    snapshots: int
+    left_out: int
+
+
+def make_image(session: Session, artifact_id: str, layout: str) -> Image:
+    """Copy the retained snapshots of a session and the pages they reference."""
+    line = session.timeline
+    entries = line.ring.entries
+    numbers: dict[int, int] = {}
+    tokens: dict[int, int] = {}
+    for entry in entries:
+        for index, page in enumerate(entry.snapshot.pages):
+            numbers.setdefault(page, len(numbers))
+            live = entry.position - index * line.executor.limits.page_tokens
+            tokens[page] = max(tokens.get(page, 0), live)
+    sections: dict[str, list[Bytes]] = {
+        PAGES: [line.store.page_content(page, tokens[page]) for page in numbers]
+    }
+    stored: list[StoredSnapshot] = []
+    for number, entry in enumerate(entries):
+        rows, history = f"rows {number}", f"tokens {number}"
+        sections[rows] = [_live_bytes(line.store, entry.snapshot)]
+        if entry in line.ring.branch:
+            history = ""
+        else:
+            sections[history] = [np.array(entry.snapshot.history.tokens(), "<u4").view(np.uint8)]
+        stored.append(_stored(entry, rows, history, [numbers[p] for p in entry.snapshot.pages]))
+    header = StateHeader(
+        artifact_id, layout, session.session_id, session.position, session.digest, session.epoch,
+        tuple(stored), (),
+    )  # fmt: skip
+    return Image(header, sections)
+
+
+def load_image(session: Session, path: Path, header: StateHeader, sections: Mapping[str, Bytes]) -> Loaded:
+    """Give a session with a history but no state the snapshots of a file, and its state if there is one.
+
+    Snapshots are taken as far as there is room, that of the current position first, then backwards. Those
+    of a history that the session has left since they were saved are not.
+
+    Args:
+        session: new, with its history.
+        path: of the file, for messages.
+        header: of the file.
+        sections: of the file.
+
+    Raises:
+        StoredFileError: the file says what cannot be; the session is as before.
+        BackendFailedError: the state could not be put back; the session has the snapshots.
+    """
+    line = session.timeline
+    wanted = [(s, h) for s in header.snapshots if (h := _checked(line, s, sections, path)) is not None]
+    wanted.sort(key=lambda each: (each[0].position == session.position, each[0].position), reverse=True)
+    loader = _Loader(line, sections)
+    try:
+        taken = [loader.take(stored, history) for stored, history in wanted]
+    finally:
+        loader.close()
+    line.ring.sort_by(line.history)
+    if line.ring.at(session.position) is not None:
+        line.begin_recovery()
+    return Loaded(sum(taken), len(header.snapshots) - sum(taken))
+
+
+def _stored(entry: Entry, rows: str, tokens: str, pages: Sequence[int]) -> StoredSnapshot:
+    snapshot = entry.snapshot
+    return StoredSnapshot(
+        snapshot.snapshot_id, snapshot.position, snapshot.epoch, snapshot.digest, snapshot.origin.value,
+        entry.is_pinned, entry.label, round(snapshot.create_time * 1e6), rows, tokens, tuple(pages),
+    )  # fmt: skip
+
+
+def _live_bytes(store: StateStore, snapshot: Snapshot) -> Bytes:
+    """Rows and logits of a snapshot with zeros between them."""
+    pool, manifest = store.snapshots, store.manifest
+    parts, source = pool.layout.parts(snapshot.position), pool.content(snapshot)
+    sizes = pool.layout.rows(snapshot.position) * [ring.row_bytes for ring in manifest.rings]
+    spans = [*zip(parts.rings.tolist(), sizes.tolist(), strict=True)]
+    spans.append((parts.logits, 4 * manifest.model.vocab_size))
+    result = np.zeros(parts.total, np.uint8)
+    for start, size in spans:
+        result[start : start + size] = source[start : start + size]
+    return result
+
+
+def _checked(
+    line: Timeline, stored: StoredSnapshot, sections: Mapping[str, Bytes], path: Path
+) -> History | None:
+    """The history of a stored snapshot; `None` if it is one that the session has left."""
+    limits, manifest = line.executor.limits, line.store.manifest
+    size, page = line.store.snapshots.layout.parts(stored.position).total, manifest.arenas.page
+    rows, pages = sections[stored.rows].size, len(sections.get(PAGES, ()))
+    what = f"snapshot {stored.snapshot_id[:40]!r}"
+    if stored.position > manifest.model.context or rows != size:
+        raise files.rejected(path, f"{what} of {size} bytes at {stored.position}", f"{rows} bytes")
+    if len(stored.pages) != -(-stored.position // limits.page_tokens):
+        raise files.rejected(path, f"the pages of {stored.position} tokens of {what}", len(stored.pages))
+    if any(not 0 <= number < (pages // page if page else 1 << 31) for number in stored.pages):
+        raise files.rejected(path, f"pages inside the file of {what}", "others")
+    if stored.origin not in {origin.value for origin in SnapshotOrigin}:
+        raise files.rejected(path, f"an origin of {what}", repr(stored.origin[:40]))
+    if not stored.tokens:
+        is_mine = stored.position <= len(line.history) and stored.digest == line.history.digest_at(
+            stored.position
+        )
+        return line.history if is_mine else None
+    tokens = sections[stored.tokens]
+    if tokens.size != 4 * stored.position:
+        raise files.rejected(path, f"{stored.position} tokens of {what}", f"{tokens.size} bytes")
+    ids = tokens.view("<u4")
+    history = History(line.tokenizer_sha256, ids.tolist())
+    if (ids >= manifest.model.vocab_size).any() or history.digest() != stored.digest:
+        raise files.rejected(path, f"the tokens of {what}", "others")
+    return history
+
+
+class _Loader:
+    """Puts pages and snapshots of a file into memory; holds one reference to each page until it is closed."""
+
+    def __init__(self, line: Timeline, sections: Mapping[str, Bytes]) -> None:
+        self._line = line
+        self._sections = sections
+        self._pages: dict[int, int] = {}
+
+    def take(self, stored: StoredSnapshot, history: History) -> bool:
+        """Retain a snapshot; `False` if there is no room for it."""
+        store, ring = self._line.store, self._line.ring
+        if not (stored.is_pinned or stored.position == len(self._line.history)) and not self._is_free(stored):
+            return False
+        try:
+            self._take_pages(stored.pages)
+        except MemoryBudgetError:
+            return False
+        reserved = store.snapshots.reserve(ring, stored.position, len(self._line.history))
+        if reserved is None:
+            return False
+        pages = [self._pages[number] for number in stored.pages]
+        store.hold_pages(pages)
+        entry = store.snapshots.put_back(
+            ring,
+            reserved,
+            self._sections[stored.rows],
+            lambda place: _snapshot(stored, history, pages, place),
+        )
+        entry.is_pinned, entry.label = stored.is_pinned, stored.label
+        return True
+
+    def close(self) -> None:
+        """Give up the loader's own references."""
+        self._line.store.release_pages(list(self._pages.values()))
+        self._pages.clear()
+
+    def _is_free(self, stored: StoredSnapshot) -> bool:
+        """Whether nobody has to give way for a snapshot."""
+        store = self._line.store
+        lacking = sum(number not in self._pages for number in stored.pages)
+        used = store.snapshots.bytes_used + self._sections[stored.rows].size
+        return lacking <= store.free_pages and used <= store.snapshots.budget
+
+    def _take_pages(self, numbers: Sequence[int]) -> None:
+        store = self._line.store
+        lacking = [number for number in numbers if number not in self._pages]
+        size = store.manifest.arenas.page
+        for number, page in zip(lacking, store.take_pages(len(lacking)), strict=True):
+            store.fill_page(page, self._sections[PAGES][number * size : (number + 1) * size])
+            self._pages[number] = page
+
+
+def _snapshot(stored: StoredSnapshot, history: History, pages: Sequence[int], place: Place) -> Snapshot:
+    return Snapshot(
+        stored.snapshot_id,
+        stored.position,
+        stored.epoch,
+        stored.digest,
+        history.prefix(stored.position),
+        tuple(pages),
+        place,
+        SnapshotOrigin(stored.origin),
+        holders=1,
+        create_time=stored.create_time_us / 1e6,
+    )
