@@ -41,6 +41,7 @@ from ds4c_runtime.manifest_checks import ROWS_OFFSET, block_layout, marks_layout
 from ds4c_runtime.session import Session
 from ds4c_runtime.state import StateStore
 from ds4c_runtime.step import Stepper
+from ds4c_runtime.store.session_store import Storage
 from ds4c_runtime.tokenizer import Tokenizer
 from ds4c_runtime.transport import CopyMode
 
@@ -427,6 +428,8 @@ def fake_engine(
     max_running: int | None = None,
     memory_budget: int | None = None,
     snapshot_budget: int | None = None,
+    max_resident: int | None = None,
+    storage: Storage | None = None,
     **manifest_options: int,
 ) -> Engine:
     """An engine on the fake device, without any file.
@@ -436,11 +439,13 @@ def fake_engine(
         tokenizer_path: `tokenizer.json`; the demo model's has 1,024 tokens, as the default vocabulary.
         step_delay_seconds: time each step takes.
         favour: chooses the most likely next token by (position, token); `None` leaves it to the hash.
-        max_sessions: slots.
+        max_sessions: sessions that may exist.
         max_queue: generations that may wait.
         max_running: generations served in turn.
         memory_budget: bytes; by default enough.
         snapshot_budget: bytes; by default what the rule of spacing keeps.
+        max_resident: slots; by default `max_sessions`.
+        storage: where sessions are kept.
         **manifest_options: see `small_manifest`, such as `context`, `horizon` or `vocab_size`.
     """
     manifest = manifest or small_manifest(**manifest_options)
@@ -455,4 +460,6 @@ def fake_engine(
         max_running=max_running,
         memory_budget=memory_budget,
         snapshot_budget=snapshot_budget,
+        max_resident=max_resident,
+        storage=storage,
     )

@@ -6,6 +6,7 @@ a session marks it busy at once and refuses a second one.
 
 from __future__ import annotations
 
+import contextlib
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
@@ -13,9 +14,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ds4c_runtime.devices import make_device
-from ds4c_runtime.engine_core import EngineLimits, check_expected, session_info
+from ds4c_runtime.engine_core import EngineLimits, check_expected, check_resident, session_info
 from ds4c_runtime.engine_sessions import SessionCalls
 from ds4c_runtime.errors import (
+    DrainingError,
     InvalidRequestError,
     NoTokenizerError,
     PositionOutOfRangeError,
@@ -29,9 +31,10 @@ from ds4c_runtime.manifest_checks import check_horizon, verify_file, verifying
 from ds4c_runtime.memory_plan import plan_memory
 from ds4c_runtime.registry import Entry
 from ds4c_runtime.requests import Event, Finished, GenerationRequest, LoadInfo, Started, TokenDelta
+from ds4c_runtime.store.session_store import Storage
 from ds4c_runtime.tokenizer import Tokenizer
 from ds4c_runtime.transport import CopyMode
-from ds4c_runtime.worker import Body, Task
+from ds4c_runtime.worker import Body, Task, once
 
 __all__ = ["Engine", "EngineLimits", "GenerationResult"]
 
@@ -61,6 +64,8 @@ class Engine(SessionCalls):
         memory_budget: int | None = None,
         snapshot_budget: int | None = None,
         copy_mode: CopyMode = CopyMode.DEVICE,
+        max_resident: int | None = None,
+        storage: Storage | None = None,
         threads: int = 1,
         device: str = "cpu",
         max_queue: int = 64,
@@ -71,14 +76,16 @@ class Engine(SessionCalls):
 
         Args:
             path: artifact folder.
-            max_sessions: slots.
+            max_sessions: sessions that may exist.
             memory_budget: bytes for everything; `None` takes what `max_sessions` full sessions need.
             snapshot_budget: bytes for snapshots, a part of `memory_budget`; `None` chooses.
             copy_mode: where snapshots are kept.
+            max_resident: sessions whose state is in memory at once; by default `max_sessions`.
+            storage: where sessions are kept beyond the life of the engine; `None`: nowhere.
             threads: threads of a kernel.
             device: name of the device.
             max_queue: generations that may wait.
-            max_running: generations served in turn, by default as many as sessions.
+            max_running: generations served in turn, by default as many as slots.
             on_failure: called from another thread if weights that are hashed in the background turn out
                 wrong; from then on every call fails with that error.
 
@@ -91,7 +98,8 @@ class Engine(SessionCalls):
         folder = Path(path)
         manifest = Manifest.read(folder)
         check_horizon(manifest)
-        plan_memory(manifest, max_sessions, memory_budget, snapshot_budget)
+        slots = check_resident(max_sessions, max_resident)
+        plan_memory(manifest, slots, memory_budget, snapshot_budget)
         if threads < 1:
             raise InvalidRequestError(
                 f"engine not loaded: expected at least 1 thread, got {threads}", field="threads"
@@ -111,6 +119,8 @@ class Engine(SessionCalls):
             memory_budget=memory_budget,
             snapshot_budget=snapshot_budget,
             copy_mode=copy_mode,
+            max_resident=max_resident,
+            storage=storage,
         )
         if unverified:
             arguments = (folder, unverified, on_failure)
@@ -212,7 +222,7 @@ class Engine(SessionCalls):
         return LoadInfo(
             running_generations=self._worker.running,
             waiting_generations=self._worker.waiting,
-            resident_sessions=len(self._registry),
+            resident_sessions=len(self._registry) - self._registry.parked,
             max_sessions=self.limits.max_sessions,
             state_bytes_used=self._store.bytes_used,
             state_bytes_budget=self._store.bytes_total,
@@ -230,7 +240,9 @@ class Engine(SessionCalls):
         self._is_draining = True
 
     def shutdown(self, wait_seconds: float = 30.0) -> bool:
-        """Drain, wait, cancel what still runs, and stop the worker. May be called again.
+        """Drain, wait, cancel what still runs, keep the sessions, and stop the worker. May be called again.
+
+        Sessions are kept if the engine has a folder for them: their states, as far as its budget goes.
 
         Returns:
             Whether all generations ended by themselves within `wait_seconds`.
@@ -241,7 +253,11 @@ class Engine(SessionCalls):
             for handle in list(self._generations.values()):
                 handle.cancel()
             self._worker.wait_idle(CANCEL_SECONDS)
+        if self.failure is None and self._stored is not None:
+            with contextlib.suppress(DrainingError):  # it was shut down before
+                self._worker.submit(Task(once(self._residency.save_all))).result()
         self._worker.stop()
+        self._residency.close()
         return is_idle
 
     def _begin(
@@ -259,16 +275,17 @@ class Engine(SessionCalls):
         )
 
         def body() -> Body[Finished]:
-            session = self._open(entry, None) if entry.is_temporary else entry.opened
+            residency = self._residency
+            session = residency.open(entry, None) if entry.is_temporary else residency.session(entry)
             return (yield from run.body(session))
 
-        def on_end(_: bool) -> None:
+        def on_end(is_failure: bool) -> None:
             run.hand_over_rewinds()
             self._generations.pop((entry.owner, handle.id), None)
             if entry.is_temporary:
                 self._close(entry)
             else:
-                self._hand_back(entry)
+                self._hand_back(entry, is_failure)
 
         task = Task(
             body(),

@@ -24,9 +24,11 @@ from ds4c_runtime.memory_plan import MemoryPlan, plan_memory
 from ds4c_runtime.registry import Entry, Registry
 from ds4c_runtime.reports import RebuildReason, RewindKind, RewindReport
 from ds4c_runtime.requests import SessionInfo
+from ds4c_runtime.residency import Residency
 from ds4c_runtime.session import Session
 from ds4c_runtime.state import StateStore
 from ds4c_runtime.step import Stepper
+from ds4c_runtime.store.session_store import SessionStore, Storage
 from ds4c_runtime.tokenizer import Tokenizer
 from ds4c_runtime.transport import CopyMode
 from ds4c_runtime.worker import Body, Task, Worker
@@ -39,6 +41,7 @@ class EngineLimits:
     """What an engine was loaded with."""
 
     max_sessions: int
+    max_resident: int
     max_running: int
     max_queue: int
     memory: MemoryPlan
@@ -59,6 +62,8 @@ class EngineCore:
         memory_budget: int | None = None,
         snapshot_budget: int | None = None,
         copy_mode: CopyMode = CopyMode.DEVICE,
+        max_resident: int | None = None,
+        storage: Storage | None = None,
     ) -> None:
         """Allocate state and start the worker.
 
@@ -66,19 +71,23 @@ class EngineCore:
             manifest: the artifact.
             device: has loaded it.
             tokenizer: of the artifact, if it has one.
-            max_sessions: slots.
+            max_sessions: sessions that may exist.
             max_queue: generations that may wait.
-            max_running: generations served in turn, by default as many as sessions.
-            memory_budget: bytes for everything; `None` takes what `max_sessions` full sessions need.
+            max_running: generations served in turn, by default as many as slots.
+            memory_budget: bytes for everything; `None` takes what `max_resident` full sessions need.
             snapshot_budget: bytes for snapshots, a part of the former; `None` chooses.
             copy_mode: where snapshots are kept.
+            max_resident: slots, that is sessions whose state is in memory at once; by default `max_sessions`.
+            storage: where sessions are kept beyond the life of the engine; `None`: nowhere.
 
         Raises:
+            StoreFailedError: the folder of `storage` cannot be used.
             MemoryBudgetError: the budget is too small, with the numbers.
             InvalidRequestError: a limit below 1 (`max_queue` below 0).
         """
-        memory = plan_memory(manifest, max_sessions, memory_budget, snapshot_budget)
-        running = max_sessions if max_running is None else max_running
+        slots = check_resident(max_sessions, max_resident)
+        memory = plan_memory(manifest, slots, memory_budget, snapshot_budget)
+        running = slots if max_running is None else max_running
         if running < 1 or max_queue < 0:
             raise InvalidRequestError(
                 "engine not loaded: expected at least 1 running and 0 waiting generations, "
@@ -87,13 +96,13 @@ class EngineCore:
             )
         self.manifest = manifest
         self.tokenizer = tokenizer
-        self.limits = EngineLimits(max_sessions, running, max_queue, memory)
+        self.limits = EngineLimits(max_sessions, slots, running, max_queue, memory)
         self.counters = Counters()
         self.failure: RuntimeFailure | None = None
         self._store = StateStore(
             manifest,
             device,
-            max_sessions,
+            slots,
             memory.page_count,
             snapshot_bytes=memory.snapshots,
             copy_mode=copy_mode,
@@ -101,6 +110,12 @@ class EngineCore:
         )
         self._stepper = Stepper(manifest, device, self._store)
         self._registry = Registry(max_sessions)
+        sha256 = "" if tokenizer is None else tokenizer.sha256
+        self._stored = None if storage is None else SessionStore(manifest, self._counting(storage), sha256)
+        on_parked = self.counters.session_evictions.add
+        self._residency = Residency(
+            self._registry, self._stepper, self._store, sha256, self._stored, on_parked
+        )
         self._worker = Worker(running)
         self._generations: dict[tuple[str, str], Generation] = {}
         self._is_draining = False
@@ -124,28 +139,33 @@ class EngineCore:
             if is_failure and is_new:
                 self._close(entry)
             else:
-                self._hand_back(entry)
+                self._hand_back(entry, is_failure)
             also()
 
         return Task(body, after_slice=lambda: self._publish(entry), on_end=on_end)
 
-    def _open(self, entry: Entry, capacity: int | None) -> Session:
-        sha256 = "" if self.tokenizer is None else self.tokenizer.sha256
-        entry.session = Session(self._stepper, self._store, entry.session_id, capacity, sha256)
-        return entry.session
+    def _counting(self, storage: Storage) -> Storage:
+        """The same storage, with its errors counted too."""
+
+        def on_error(kind: str, line: str) -> None:
+            self.counters.store_errors.add(kind)
+            storage.on_error(kind, line)
+
+        return dataclasses.replace(storage, on_error=on_error)
 
     def _close(self, entry: Entry) -> None:
         if entry.deferred is not None:
             self.counters.rewinds.record(entry.deferred)
-        if entry.session is not None:
-            entry.session.close()
+        self._residency.forget(entry)
         self._registry.remove(entry)
 
     def _publish(self, entry: Entry) -> None:
         if entry.session is not None:
             entry.publish()
 
-    def _hand_back(self, entry: Entry) -> None:
+    def _hand_back(self, entry: Entry, is_failure: bool = False) -> None:
+        """End of a turn: its history is on disk before anybody hears that it has ended."""
+        self._residency.persist(entry, failed=is_failure)
         self._publish(entry)
         self._registry.release(entry)
 
@@ -193,6 +213,20 @@ def made_good(deferred: RewindReport, rebuild: RewindReport) -> RewindReport:
         from_position=deferred.from_position,
         rebuild_reason=known if is_rebuild else rebuild.rebuild_reason,
     )
+
+
+def check_resident(max_sessions: int, max_resident: int | None) -> int:
+    """Number of slots.
+
+    Raises:
+        InvalidRequestError: not in `[1, max_sessions]`.
+    """
+    if max_resident is not None and not 1 <= max_resident <= max_sessions:
+        raise InvalidRequestError(
+            f"engine not loaded: expected 1 to {max_sessions} sessions in memory, got {max_resident}",
+            field="max_resident",
+        )
+    return max_sessions if max_resident is None else max_resident
 
 
 def session_info(entry: Entry) -> SessionInfo:

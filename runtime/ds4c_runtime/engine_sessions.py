@@ -7,6 +7,7 @@ from concurrent.futures import Future
 from ds4c_runtime.engine_core import check_expected, check_one_target, rewind_target, session_info
 from ds4c_runtime.engine_snapshots import SnapshotCalls
 from ds4c_runtime.errors import PositionOutOfRangeError
+from ds4c_runtime.generation import rebuild_slices
 from ds4c_runtime.guards import check_capacity
 from ds4c_runtime.registry import Entry
 from ds4c_runtime.reports import RewindPlan, RewindReport
@@ -42,10 +43,11 @@ class SessionCalls(SnapshotCalls):
         def begin() -> Task[SessionInfo]:
             self._refuse_draining()
             check_capacity(capacity, self.manifest.model.context)
+            self._residency.refuse_taken(session_id, owner)
             entry = self._registry.reserve(session_id, owner)
 
             def open_now() -> SessionInfo:
-                self._open(entry, capacity)
+                self._residency.open(entry, capacity)
                 return self._result_info(entry)
 
             return self._task(entry, once(open_now), is_new=True)
@@ -53,10 +55,11 @@ class SessionCalls(SnapshotCalls):
         return self._submit(begin)
 
     def close_session(self, session_id: str, owner: str = "") -> None:
-        """Close a session and free its state.
+        """Close a session, free its state and delete what is stored of it.
 
         Raises:
             UnknownSessionError, SessionBusyError: refused.
+            StoreFailedError: it cannot be deleted; the session is as before.
         """
         self.submit_close_session(session_id, owner).result()
 
@@ -65,7 +68,12 @@ class SessionCalls(SnapshotCalls):
 
         def begin() -> Task[None]:
             entry = self._registry.acquire(session_id, owner)
-            return Task(once(lambda: self._close(entry)))
+
+            def on_end(is_failure: bool) -> None:
+                if is_failure:
+                    self._registry.release(entry)
+
+            return Task(once(lambda: self._close(entry)), on_end=on_end)
 
         return self._submit(begin)
 
@@ -116,10 +124,11 @@ class SessionCalls(SnapshotCalls):
                 self._refuse_without_snapshots()
 
             def plan() -> RewindPlan:
+                session = self._residency.session(entry)
                 entry.publish()
                 if to_snapshot is not None:
-                    return entry.opened.plan_rewind_to_snapshot(to_snapshot)
-                return entry.opened.plan_rewind(rewind_target(session_info(entry), to, drop))
+                    return session.plan_rewind_to_snapshot(to_snapshot)
+                return session.plan_rewind(rewind_target(session_info(entry), to, drop))
 
             return Task(once(plan))
 
@@ -191,7 +200,7 @@ class SessionCalls(SnapshotCalls):
                 target = rewind_target(session_info(entry), to, drop)
 
             def body() -> Body[Moved]:
-                session = entry.opened
+                session = self._residency.session(entry)
                 session.check_rewind(target, max_replay_tokens)
                 report = session.rewind(target, defer=True)
                 try:
@@ -207,7 +216,7 @@ class SessionCalls(SnapshotCalls):
 
     def _to_snapshot(self, entry: Entry, snapshot_id: str) -> Task[Moved]:
         def go() -> Moved:
-            report = entry.opened.rewind_to_snapshot(snapshot_id)
+            report = self._residency.session(entry).rewind_to_snapshot(snapshot_id)
             self._count_rewind(entry, report)
             return self._result_info(entry), report
 
@@ -233,6 +242,7 @@ class SessionCalls(SnapshotCalls):
 
         def begin() -> Task[Moved]:
             self._refuse_draining()
+            self._residency.refuse_taken(new_id, owner)
             parent = self._registry.acquire(session_id, owner)
             with self._registry.held_on_error(parent):
                 position = session_info(parent).position
@@ -242,11 +252,41 @@ class SessionCalls(SnapshotCalls):
                 child = self._registry.reserve(new_id, owner, parent=session_id, at=where)
 
             def body() -> Body[Moved]:
-                child.session, report = parent.opened.fork(where, session_id=child.session_id, defer=True)
+                session = self._residency.session(parent)
+                child.session, report = session.fork(where, session_id=child.session_id, defer=True)
                 report = yield from self._rebuild(child.session, report)
                 self._count_rewind(child, report)
                 return self._result_info(child), report
 
             return self._task(child, body(), is_new=True, also=lambda: self._hand_back(parent))
+
+        return self._submit(begin)
+
+    def save_session(self, session_id: str, owner: str = "") -> bool:
+        """Write the state of a session to the session folder, so that it comes back without a rebuild.
+
+        Its history is there after every turn without this; states are written when sessions give way to
+        others and at shutdown.
+
+        Returns:
+            Whether it was written: `False` without a folder, or where its budget has no room for it.
+
+        Raises:
+            UnknownSessionError, SessionBusyError: refused.
+            StoreFailedError: the disk is full or refuses.
+        """
+        return self.submit_save_session(session_id, owner).result()
+
+    def submit_save_session(self, session_id: str, owner: str = "") -> Future[bool]:
+        """As `save_session`."""
+
+        def begin() -> Task[bool]:
+            entry = self._registry.acquire(session_id, owner)
+
+            def body() -> Body[bool]:
+                yield from rebuild_slices(self._residency.session(entry))
+                return self._residency.save(entry)
+
+            return self._task(entry, body())
 
         return self._submit(begin)

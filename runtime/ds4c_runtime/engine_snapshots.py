@@ -13,6 +13,7 @@ from ds4c_runtime.errors import (
     StateInvalidError,
 )
 from ds4c_runtime.generation import stale_report
+from ds4c_runtime.registry import Entry
 from ds4c_runtime.snapshot import SnapshotInfo
 from ds4c_runtime.worker import Body, Task, once
 
@@ -53,7 +54,7 @@ class SnapshotCalls(EngineCore):
         def begin() -> Task[list[SnapshotInfo]]:
             self._refuse_without_snapshots()
             entry = self._registry.find(session_id, owner)
-            return Task(once(lambda: entry.opened.snapshots()))
+            return Task(once(lambda: self._residency.session(entry).snapshots()))
 
         return self._submit(begin)
 
@@ -100,23 +101,29 @@ class SnapshotCalls(EngineCore):
                 )
             if snapshot_id is not None:
                 found = self._registry.find(session_id, owner)
-                return Task(once(lambda: found.opened.pin(snapshot_id, label=label)))
+                return Task(once(lambda: self._pin(found, snapshot_id, None, label)))
             entry = self._registry.acquire(session_id, owner)
             with self._registry.held_on_error(entry):
                 check_pin(position, session_info(entry).position)
 
             def body() -> Body[SnapshotInfo]:
-                session = entry.opened
+                session = self._residency.session(entry)
                 try:
-                    return session.pin(position=position, label=label)
+                    return self._pin(entry, None, position, label)
                 except StateInvalidError:
-                    report = yield from self._rebuild(session, stale_report(session.position))
+                    report = yield from self._rebuild(session, stale_report(session))
                     self._count_rewind(entry, report)
-                return session.pin(position=position, label=label)
+                return self._pin(entry, None, position, label)
 
             return self._task(entry, body())
 
         return self._submit(begin)
+
+    def _pin(self, entry: Entry, snapshot_id: str | None, position: int | None, label: str) -> SnapshotInfo:
+        """Pin, and write the state: what somebody has pinned outlives the process."""
+        info = self._residency.session(entry).pin(snapshot_id, position=position, label=label)
+        self._residency.try_save(entry, exact=False)
+        return info
 
     def unpin_snapshot(self, session_id: str, snapshot_id: str, owner: str = "") -> SnapshotInfo:
         """Let a snapshot be given up when room is short; one that is not pinned stays as it is.
@@ -134,7 +141,7 @@ class SnapshotCalls(EngineCore):
         def begin() -> Task[SnapshotInfo]:
             self._refuse_without_snapshots()
             entry = self._registry.find(session_id, owner)
-            return Task(once(lambda: entry.opened.unpin(snapshot_id)))
+            return Task(once(lambda: self._residency.session(entry).unpin(snapshot_id)))
 
         return self._submit(begin)
 

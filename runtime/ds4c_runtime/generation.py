@@ -15,7 +15,7 @@ from ds4c_runtime.counters import Counters
 from ds4c_runtime.errors import InvalidRequestError, NoProgressError
 from ds4c_runtime.manifest import Manifest
 from ds4c_runtime.progress import ProgressGuard
-from ds4c_runtime.reports import RebuildReason, RewindCause, RewindKind, RewindReport
+from ds4c_runtime.reports import RewindCause, RewindKind, RewindReport
 from ds4c_runtime.requests import (
     Event,
     Finished,
@@ -203,7 +203,7 @@ class GenerationRun:
             session.check_rewind(to)
             report = session.rewind(to, defer=True)
         elif not session.state_valid:
-            report = stale_report(session.position)
+            report = stale_report(session)
         else:
             return
         try:
@@ -339,7 +339,7 @@ def rebuilt(report: RewindReport, session: Session, seconds: float) -> RewindRep
     return session.recovered(report, seconds) if report.kind is RewindKind.DEFERRED else report
 
 
-def stale_report(position: int) -> RewindReport:
-    """Report, before its rebuild, of a session whose state was lost at `position`."""
-    reason = RebuildReason.SNAPSHOT_INVALIDATED
+def stale_report(session: Session) -> RewindReport:
+    """Report, before its rebuild, of a session whose state was lost."""
+    position, reason = session.position, session.timeline.rebuild_reason()
     return RewindReport(RewindKind.DEFERRED, RewindCause.CLIENT, reason, position, position, 0, 0, 0.0, 0.0)

@@ -10,6 +10,9 @@ from collections.abc import Generator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 
+import numpy as np
+from numpy.typing import NDArray
+
 from ds4c_runtime.errors import (
     InvalidRequestError,
     SessionBusyError,
@@ -20,8 +23,18 @@ from ds4c_runtime.errors import (
 from ds4c_runtime.reports import RewindReport
 from ds4c_runtime.requests import SessionInfo
 from ds4c_runtime.session import Session
+from ds4c_runtime.store.history_log import HistoryLog
 
 _ID_PATTERN = re.compile(r"[A-Za-z0-9_.:\-]{1,128}")
+
+
+@dataclass(frozen=True)
+class Parked:
+    """What is in memory of a session that has no state there: its history, uint32 `[position]`."""
+
+    tokens: NDArray[np.uint32]
+    capacity: int
+    epoch: int
 
 
 @dataclass
@@ -29,6 +42,9 @@ class Entry:
     """One session of one owner; `session` is set by the worker thread once it has a slot.
 
     `deferred` is the last rewind if it left a rebuild to the next use, which has not come yet.
+
+    A session that is `parked` has none until it is used. `log` is its history on disk, if it is kept there;
+    `is_on_trial` says that its state was read from there and has not been used with success yet.
     """
 
     session_id: str
@@ -40,6 +56,9 @@ class Entry:
     session: Session | None = None
     info: SessionInfo | None = None
     deferred: RewindReport | None = None
+    parked: Parked | None = None
+    log: HistoryLog | None = None
+    is_on_trial: bool = False
     create_time: float = field(default_factory=time.time)
 
     def publish(self) -> None:
@@ -133,6 +152,27 @@ class Registry:
                 raise SessionBusyError(session_id)
             entry.is_busy = True
             return entry
+
+    def restore(self, entry: Entry) -> None:
+        """Take in a session of an earlier run; the limit is for new ones."""
+        with self._lock:
+            self._entries[entry.owner, entry.session_id] = entry
+
+    @property
+    def parked(self) -> int:
+        """Sessions whose state is not in memory."""
+        with self._lock:
+            return sum(entry.parked is not None for entry in self._entries.values())
+
+    def entries(self) -> list[Entry]:
+        """All sessions."""
+        with self._lock:
+            return list(self._entries.values())
+
+    def idle(self) -> list[Entry]:
+        """Opened sessions that nobody is changing."""
+        with self._lock:
+            return [e for e in self._entries.values() if not e.is_busy and e.info is not None]
 
     def release(self, entry: Entry) -> None:
         """The change has ended."""

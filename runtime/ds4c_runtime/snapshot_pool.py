@@ -198,7 +198,7 @@ class SnapshotPool:
     def put_back(
         self, ring: SnapshotRing, reserved: Reserved, content: Arena, make: Callable[[Place], Snapshot]
     ) -> Entry:
-        """Retain a snapshot whose bytes were kept elsewhere; `make` makes it of its place, with one holder."""
+        """Retain a snapshot whose bytes were kept elsewhere; `make` makes it of its place, held once."""
         staged = reserved.range
         self.arena[staged.offset : staged.offset + staged.size] = content
         entry = Entry(make(self._placed(staged)))

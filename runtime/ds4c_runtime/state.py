@@ -7,7 +7,7 @@ Knows offsets and counts from the manifest, no session rules (`session.py`) and 
 from __future__ import annotations
 
 import heapq
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,6 +62,8 @@ class StateStore:
         self.page_count = page_count
         self.states: Arena = device.allocate(max_sessions * manifest.arenas.state_slot)
         self.pages: Arena = device.allocate(page_count * manifest.arenas.page)
+        self.on_shortage: Callable[[], bool] | None = None
+        """Asked when slots or pages are short: takes an idle session out of memory, if there is one."""
         self._device = device
         self._free_slots = list(range(max_sessions))
         self._free_pages = list(range(page_count))
@@ -109,7 +111,15 @@ class StateStore:
 
         Raises:
             SessionLimitError: all slots are taken.
+            MemoryBudgetError: the same, where sessions that are idle make room for others.
         """
+        while not self._free_slots and self._make_room():
+            pass
+        if not self._free_slots and self.on_shortage is not None:
+            raise MemoryBudgetError(
+                f"session not brought to memory: expected a free slot of {self.max_sessions}, got all held "
+                "by busy or pinned sessions; retry later"
+            )
         if not self._free_slots:
             raise SessionLimitError(
                 f"session not opened: expected at most {self.max_sessions} sessions, got one more; close one"
@@ -208,7 +218,9 @@ class StateStore:
             needed, available = self._pages_needed(
                 lease, start, end, fresh, without=self._evictable_holders()
             )
-        if needed > available:
+        if needed > available and needed <= self.page_count and self._make_room():
+            self.check_room(lease, start, end, fresh=fresh)
+        elif needed > available:
             raise MemoryBudgetError(
                 f"state not extended: expected {needed} free pages of {self.manifest.limits.page_tokens} "
                 f"tokens, got {available} of {self.page_count}; close or rewind sessions or grant more memory"
@@ -327,6 +339,9 @@ class StateStore:
     def _single(self) -> set[int]:
         """Pages with one reference."""
         return {page for page, count in enumerate(self._counts) if count == 1}
+
+    def _make_room(self) -> bool:
+        return self.on_shortage is not None and self.on_shortage()
 
     def _pages_for(self, tokens: int) -> int:
         return -(-tokens // self._page_tokens)

@@ -7,7 +7,6 @@ aside and not read again. What a state holds is said elsewhere.
 
 from __future__ import annotations
 
-import contextlib
 import fcntl
 import hashlib
 import os
@@ -18,7 +17,14 @@ from ds4c_runtime.errors import StoredFileError, StoreFailedError
 from ds4c_runtime.manifest import Manifest
 from ds4c_runtime.store import files
 from ds4c_runtime.store.history_log import HistoryLog, LogHeader
-from ds4c_runtime.store.state_file import Bytes, StateHeader, layout_fingerprint, read_state, write_state
+from ds4c_runtime.store.state_file import (
+    Bytes,
+    StateHeader,
+    layout_fingerprint,
+    read_header,
+    read_state,
+    write_state,
+)
 
 LOG, STATE, TRIAL = ".log", ".state", ".trial"
 OnError = Callable[[str, str], None]
@@ -47,6 +53,8 @@ class SessionFolder:
         self._tokenizer_sha256 = tokenizer_sha256
         self._on_error = on_error
         self._sizes: dict[Path, int] = {}
+        self._pinned: set[Path] = set()
+        self._foreign: set[Path] = set()
         files.make_folder(folder)
         self._lock = _locked(folder)
 
@@ -58,6 +66,10 @@ class SessionFolder:
     def state_bytes(self, log: HistoryLog) -> int:
         """Bytes of a session's state, 0 if it has none."""
         return self._sizes.get(log.path, 0)
+
+    def is_pinned(self, log: HistoryLog) -> bool:
+        """Whether a session's state has a snapshot that somebody has pinned."""
+        return log.path in self._pinned
 
     def close(self) -> None:
         """Let another process use the folder; closing twice is allowed."""
@@ -84,13 +96,12 @@ class SessionFolder:
         for path in sorted(logs):
             if (log := self._open(path)) is not None:
                 found.append(log)
-                with contextlib.suppress(OSError):
-                    self._sizes[path] = os.lstat(path.with_suffix(STATE)).st_size
+                self._note_state(log)
         return found
 
-    def is_taken(self, owner: str, session_id: str) -> bool:
-        """Whether there is a log of that name, be it of this artifact or not."""
-        return os.path.lexists(self._path(owner, session_id))
+    def is_foreign(self, owner: str, session_id: str) -> bool:
+        """Whether the name of a session's log is taken by one that `scan` left alone."""
+        return self._path(owner, session_id) in self._foreign
 
     def create(self, header: LogHeader, tokens: Sequence[int], epoch: int) -> HistoryLog:
         """Begin the log of a session.
@@ -108,8 +119,7 @@ class SessionFolder:
         Raises:
             StoreFailedError: the disk is full or refuses; the one before is as it was.
         """
-        path = log.path.with_suffix(STATE)
-        self._sizes[log.path] = write_state(path, header, sections)
+        self._note(log, write_state(log.path.with_suffix(STATE), header, sections), header)
         self._tried(lambda: files.remove(log.path.with_suffix(TRIAL)))
 
     def read_state(self, log: HistoryLog) -> tuple[StateHeader, dict[str, Bytes]] | None:
@@ -145,14 +155,14 @@ class SessionFolder:
 
     def reject_state(self, log: HistoryLog) -> None:
         """The state on trial is bad: set it aside, in place of one that was set aside before."""
-        self._sizes.pop(log.path, None)
+        self._forget(log)
         trial = log.path.with_suffix(TRIAL)
         if os.path.lexists(trial):
             self._tried(lambda: _rename(trial, _bad(trial)))
 
     def drop_state(self, log: HistoryLog) -> None:
         """Delete a session's state; its history stays."""
-        self._sizes.pop(log.path, None)
+        self._forget(log)
         for suffix in (STATE, TRIAL):
             self._tried(lambda suffix=suffix: files.remove(log.path.with_suffix(suffix)))
 
@@ -169,6 +179,30 @@ class SessionFolder:
         """Tell `on_error` of an error that the caller goes on after."""
         self._on_error(kind, str(error))
 
+    def _note_state(self, log: HistoryLog) -> None:
+        """Look at the header of a state that was found."""
+        path = log.path.with_suffix(STATE)
+        if not os.path.lexists(path):
+            return
+        try:
+            header, size = read_header(path)
+            self._note(log, size, header)
+        except StoredFileError as error:
+            self.say(error, "integrity")
+            self._tried(lambda: _rename(path, _bad(path)))
+        except StoreFailedError as error:
+            self.say(error, "read")
+
+    def _note(self, log: HistoryLog, size: int, header: StateHeader) -> None:
+        self._forget(log)
+        self._sizes[log.path] = size
+        if any(snapshot.is_pinned for snapshot in header.snapshots):
+            self._pinned.add(log.path)
+
+    def _forget(self, log: HistoryLog) -> None:
+        self._sizes.pop(log.path, None)
+        self._pinned.discard(log.path)
+
     def _open(self, path: Path) -> HistoryLog | None:
         try:
             log, contents = HistoryLog.open(path)
@@ -176,6 +210,7 @@ class SessionFolder:
             self._reject(path, str(error))
             return None
         except StoreFailedError as error:
+            self._foreign.add(path)
             self.say(error, "read")
             return None
         if contents.damage:
@@ -186,6 +221,7 @@ class SessionFolder:
             return None
         ours = (self._tokenizer_sha256, self._vocab_size)
         if (header.tokenizer_sha256, header.vocab_size) != ours or header.capacity > self._context:
+            self._foreign.add(path)
             self._on_error(
                 "foreign",
                 f"{path.name} left alone: expected a session for this tokenizer and context, got another",

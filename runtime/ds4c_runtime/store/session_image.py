@@ -172,6 +172,8 @@ class _Loader:
     def take(self, stored: StoredSnapshot, history: History) -> bool:
         """Retain a snapshot; `False` if there is no room for it."""
         store, ring = self._line.store, self._line.ring
+        while store.snapshots.poll(wait=True):  # room that copies to the host still hold is not short
+            pass
         if not (stored.is_pinned or stored.position == len(self._line.history)) and not self._is_free(stored):
             return False
         try:

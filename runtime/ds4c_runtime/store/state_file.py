@@ -129,14 +129,17 @@ def write_state(path: Path, header: StateHeader, sections: Mapping[str, Sequence
         room = _aligned(len(start))
 
 
-def read_header(path: Path) -> StateHeader:
+def read_header(path: Path) -> tuple[StateHeader, int]:
     """Read and check the header of a state file and the ranges of its sections, not their content.
+
+    Returns:
+        The header and the bytes of the file.
 
     Raises:
         StoredFileError: no such file, not a state file, or a header that contradicts itself or the file.
     """
     with files.opened(path) as (file, size):
-        return _read_header(file, size, path)
+        return _read_header(file, size, path), size
 
 
 def read_state(path: Path, artifact_id: str, layout: str) -> tuple[StateHeader, dict[str, Bytes]]:

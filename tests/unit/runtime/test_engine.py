@@ -496,15 +496,21 @@ def test_memory_budget_is_checked_with_numbers() -> None:
     least = memory.fixed + 8 * memory.page
     with pytest.raises(MemoryBudgetError, match=rf"at least {least} bytes .* got {least - 1}"):
         fake_engine(max_sessions=2, memory_budget=least - 1)
-    with fake_engine(max_sessions=2, memory_budget=least) as small:
+    snapshots = 20_032
+    with fake_engine(max_sessions=2, memory_budget=least + snapshots, snapshot_budget=snapshots) as small:
         assert small.limits.memory.page_count == 8
         small.open_session("a")
         small.open_session("b")
         small.run(ids_only(session_id="a", tokens=PROMPT * 3))
-        with pytest.raises(MemoryBudgetError):
+        pinned = small.pin_snapshot("a", position=130)
+        with pytest.raises(MemoryBudgetError) as refused:
             small.run(ids_only(session_id="b", tokens=PROMPT * 4))
+        assert refused.value.retry
         info = small.get_session("b")
         assert (info.state_valid, info.is_busy, info.position) == (True, False, 0)
+        small.unpin_snapshot("a", pinned.snapshot_id)
+        small.run(ids_only(session_id="b", tokens=PROMPT * 4))
+        assert not small.get_session("a").state_valid
     with pytest.raises(InvalidRequestError):
         fake_engine(max_sessions=0)
 

@@ -67,8 +67,7 @@ def test_sessions_come_back(tmp_path: Path) -> None:
         assert found == {("", "a"): [1, 2], ("", "A"): [3], ("", ".."): [], ("token:1", "a"): [4, 5]}
         assert opened.said == []
         assert opened.folder.bytes_used > 100
-        assert opened.folder.is_taken("", "a")
-        assert not opened.folder.is_taken("x", "a")
+        assert not opened.folder.is_foreign("", "a")
 
 
 def test_only_one_process_at_a_time(tmp_path: Path) -> None:
@@ -155,6 +154,25 @@ def test_a_bad_state_is_set_aside_and_never_read_again(
         assert log.tokens.tolist() == [1, 2, 3]
 
 
+@pytest.mark.parametrize("harm", BAD_STATES.values(), ids=BAD_STATES)
+def test_a_bad_state_that_is_found_at_the_start(
+    tmp_path: Path, harm: Callable[[Opened, HistoryLog], object]
+) -> None:
+    """Content is looked at when it is used, the rest at once."""
+    with Opened(tmp_path) as opened:
+        log = opened.make()
+        opened.store(log)
+        harm(opened, log)
+    with Opened(tmp_path) as opened:
+        (log,) = opened.folder.scan()
+        if opened.folder.state_bytes(log):
+            with pytest.raises(StoredFileError):
+                opened.folder.read_state(log)
+        else:
+            assert opened.kinds == ["integrity"]
+        assert opened.folder.read_state(log) is None
+
+
 def test_a_state_of_another_artifact_is_set_aside(tmp_path: Path) -> None:
     with Opened(tmp_path) as opened:
         opened.store(opened.make())
@@ -225,7 +243,8 @@ def test_sessions_of_another_model_are_left_alone(tmp_path: Path, change: dict[s
     with Opened(tmp_path) as opened:
         assert [log.header.session_id for log in opened.folder.scan()] == ["s"]
         assert opened.kinds == ["foreign"]
-        assert opened.folder.is_taken("", "foreign")
+        assert opened.folder.is_foreign("", "foreign")
+        assert not opened.folder.is_foreign("", "s")
     assert foreign.path.read_bytes() == before
 
 
