@@ -90,16 +90,20 @@ def test_a_full_memory_says_when_to_retry() -> None:
         with fake_engine(max_sessions=2) as engine:
             memory = engine.limits.memory
         least = memory.fixed + 8 * memory.page  # pages of 32 tokens, enough for one full session of the two
-        async with serving(max_sessions=2, memory_budget=least) as s:
+        room = {"memory_budget": least + 20_032, "snapshot_budget": 20_032}
+        async with serving(max_sessions=2, **room) as s:
             await s.open("a")
             await s.open("b")
             await s.prefill("a", PROMPT * 4)
+            pin = await s.sessions.PinSnapshot(pb.PinSnapshotRequest(session_id="a", position=len(PROMPT) * 4))
             what = await failure(s.generate("b", PROMPT * 5))
             assert (what.code, what.reason) == ("RESOURCE_EXHAUSTED", "MEMORY_BUDGET")
             assert what.retry_seconds > 0
             assert ((await s.get("b")).position, (await s.get("b")).state_valid) == (0, True)
-            await s.sessions.CloseSession(pb.CloseSessionRequest(session_id="a"))
+            unpin = pb.UnpinSnapshotRequest(session_id="a", snapshot_id=pin.snapshot.snapshot_id)
+            await s.sessions.UnpinSnapshot(unpin)
             assert (await s.prefill("b", PROMPT * 5)).end_position == 200
+            assert not (await s.get("a")).state_valid
 
     run(scenario())
 
