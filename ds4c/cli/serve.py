@@ -21,6 +21,7 @@ from ds4c.cli.common import (
 
 if TYPE_CHECKING:
     from ds4c_runtime.engine import Engine
+    from ds4c_runtime.store.session_store import Storage
     from ds4c_serve.server import ServerConfig
 
 
@@ -53,6 +54,22 @@ SnapshotBudget = Annotated[
         show_default=False,
     ),
 ]
+MaxResident = Annotated[
+    int | None,
+    typer.Option(
+        min=1,
+        help="Sessions in memory at once; default: --max-sessions.",
+        show_default=False,
+    ),
+]
+SessionDir = Annotated[
+    Path | None,
+    typer.Option(help="Keep sessions in this folder: they outlive the server.", show_default=False),
+]
+SessionDiskBudget = Annotated[
+    str | None,
+    typer.Option(help="Most bytes of states in --session-dir; default: any.", show_default=False),
+]
 TokenFile = Annotated[
     Path | None, typer.Option(help="Bearer tokens, one a line; mode 600.", show_default=False)
 ]
@@ -82,6 +99,9 @@ def serve(
     max_sessions: MaxSessions = 8,
     memory_budget: MemoryBudget = None,
     snapshot_budget: SnapshotBudget = None,
+    max_resident: MaxResident = None,
+    session_dir: SessionDir = None,
+    session_disk_budget: SessionDiskBudget = None,
     max_queue: MaxQueue = 64,
     auth_token_file: TokenFile = None,
     tls_cert: PemFile = None,
@@ -100,8 +120,13 @@ def serve(
     --metrics-listen answers GET /metrics with counters of rewinds, snapshots, sessions and calls; whoever may
     call the server may read it, with the same tokens and certificates.
 
+    With --session-dir the history of a session is on disk before a turn is answered. When memory is short,
+    idle sessions give way, the cheapest to rebuild first, those with a pinned snapshot never: their state
+    goes to the folder, beyond its budget only their history stays.
+
     Example: ds4c serve out/m --grpc-listen 127.0.0.1:50051 --max-sessions 16
     Example: ds4c serve out/m --metrics-listen 127.0.0.1:9090
+    Example: ds4c serve out/m --session-dir sessions --max-sessions 64 --max-resident 8
     """
     # The transport writes its own lines about failed binds; ours says the same in one.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
@@ -123,6 +148,7 @@ def serve(
     )
     budget = parse_bytes(memory_budget, "--memory-budget") if memory_budget is not None else None
     snapshots = parse_bytes(snapshot_budget, "--snapshot-budget") if snapshot_budget is not None else None
+    storage = make_storage(session_dir, session_disk_budget)
     log.configure(log_format)
 
     def load_engine(on_failure: OnFailure) -> Engine:
@@ -131,6 +157,8 @@ def serve(
             max_sessions=max_sessions,
             memory_budget=budget,
             snapshot_budget=snapshots,
+            max_resident=max_resident,
+            storage=storage,
             threads=threads,
             max_queue=max_queue,
             on_failure=on_failure,
@@ -157,6 +185,23 @@ def check_descriptor(number: int) -> None:
         usage_error(
             f"--ready-fd: expected an open descriptor, got {number} ({error.strerror}); open it for writing"
         )
+
+
+def make_storage(folder: Path | None, disk_budget: str | None) -> "Storage | None":
+    """Turn options into where sessions are kept; trouble there goes to the server's log.
+
+    Raises:
+        CommandFailure: a budget without a folder, or one that is no size (exit code 2).
+    """
+    from ds4c_runtime.store.session_store import Storage
+    from ds4c_serve import log
+
+    if folder is None and disk_budget is not None:
+        usage_error("serve refused: expected --session-dir with --session-disk-budget, got none; give both")
+    if folder is None:
+        return None
+    budget = parse_bytes(disk_budget, "--session-disk-budget") if disk_budget is not None else None
+    return Storage(folder, budget, lambda kind, line: log.log_warning("session_store", kind=kind, error=line))
 
 
 def make_config(
@@ -204,6 +249,8 @@ def announce(targets: Sequence[str], engine: "Engine", ready_fd: int | None) -> 
         f"state memory: {format_bytes(load.state_bytes_budget)} for {load.max_sessions} sessions of up to "
         f"{model.context} tokens, {format_bytes(load.snapshot_bytes_budget)} for snapshots"
     )
+    if load.parked_sessions:
+        print_note(f"sessions: {load.parked_sessions} from before, brought back when they are used")
     print_result(f"ready: {model.name} ({engine.manifest.artifact_id[:12]}) on {' '.join(targets)}")
     if ready_fd is not None:
         with os.fdopen(ready_fd, "w") as pipe:

@@ -219,16 +219,20 @@ class Engine(SessionCalls):
 
     def load_info(self) -> LoadInfo:
         """How busy the engine is."""
+        parked, stored = self._registry.parked, self._stored
         return LoadInfo(
             running_generations=self._worker.running,
             waiting_generations=self._worker.waiting,
-            resident_sessions=len(self._registry) - self._registry.parked,
+            resident_sessions=len(self._registry) - parked,
             max_sessions=self.limits.max_sessions,
             state_bytes_used=self._store.bytes_used,
             state_bytes_budget=self._store.bytes_total,
             is_draining=self._is_draining,
             snapshot_bytes_used=self._store.snapshots.bytes_used,
             snapshot_bytes_budget=self._store.snapshots.budget,
+            parked_sessions=parked,
+            stored_bytes_used=0 if stored is None else stored.bytes_used,
+            stored_bytes_budget=None if stored is None else stored.disk_budget,
         )
 
     def session_states(self) -> tuple[int, int]:

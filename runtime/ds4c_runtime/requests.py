@@ -207,7 +207,10 @@ Event = Started | PrefillProgress | TokenDelta | Finished
 
 @dataclass(frozen=True)
 class SessionInfo:
-    """A session as others may see it. Times in seconds since 1970."""
+    """A session as others may see it. Times in seconds since 1970.
+
+    The state of one that is not resident is on disk if `state_valid`, else it is rebuilt on next use.
+    """
 
     session_id: str
     position: int
@@ -224,11 +227,16 @@ class SessionInfo:
     horizon: int
     create_time: float
     last_used_time: float
+    is_resident: bool = True
 
 
 @dataclass(frozen=True)
 class LoadInfo:
-    """How busy an engine is. Bytes count state only, not weights."""
+    """How busy an engine is. Bytes count state only, not weights.
+
+    Resident sessions have a slot; the others are parked. `stored_bytes` are those of states in the session
+    folder, without a budget if it is `None`.
+    """
 
     running_generations: int
     waiting_generations: int
@@ -239,6 +247,9 @@ class LoadInfo:
     is_draining: bool
     snapshot_bytes_used: int = 0
     snapshot_bytes_budget: int = 0
+    parked_sessions: int = 0
+    stored_bytes_used: int = 0
+    stored_bytes_budget: int | None = None
 
 
 def _invalid(name: str, expected: str, got: object) -> InvalidRequestError:

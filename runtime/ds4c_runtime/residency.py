@@ -191,7 +191,9 @@ class Residency:
         is_on_disk = self.try_save(entry, exact=False)  # no step: there may be no page for one
         is_valid = is_on_disk and session.timeline.ring.at(session.position) is not None
         if entry.info is not None:
-            entry.info = dataclasses.replace(entry.info, state_bytes=0, state_valid=is_valid)
+            entry.info = dataclasses.replace(
+                entry.info, state_bytes=0, state_valid=is_valid, is_resident=False
+            )
         tokens = np.array(session.history, np.uint32)
         entry.parked = Parked(tokens, session.capacity, session.epoch)
         entry.session, entry.is_on_trial = None, False
@@ -240,6 +242,7 @@ class Residency:
             horizon=self._stepper.limits.horizon,
             create_time=created,
             last_used_time=log.path.stat().st_mtime,
+            is_resident=False,
         )
         return entry
 

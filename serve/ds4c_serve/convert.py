@@ -109,7 +109,7 @@ def snapshot(info: SnapshotInfo) -> pb.Snapshot:
 
 
 def session(info: SessionInfo) -> pb.Session:
-    """A session. Its state is always resident: this server evicts none."""
+    """A session."""
     return pb.Session(
         session_id=info.session_id,
         position=info.position,
@@ -118,7 +118,7 @@ def session(info: SessionInfo) -> pb.Session:
         parent_session_id=info.parent_session_id,
         forked_at=info.forked_at,
         state_bytes=info.state_bytes,
-        resident=True,
+        resident=info.is_resident,
         state_valid=info.state_valid,
         create_time=timestamp(info.create_time),
         last_used_time=timestamp(info.last_used_time),

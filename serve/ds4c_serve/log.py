@@ -58,3 +58,8 @@ def configure(form: LogFormat) -> None:
 def log_event(event: str, **facts: object) -> None:
     """Log an event with facts that a program can read."""
     LOGGER.info(event, extra={"facts": facts})
+
+
+def log_warning(event: str, **facts: object) -> None:
+    """Log an event that somebody should look at."""
+    LOGGER.warning(event, extra={"facts": facts})

@@ -67,8 +67,10 @@ class EngineCollector(Collector):
         states = {("valid",): valid, ("stale",): stale}
         yield self._gauge("sessions", "Sessions; the next use of a stale one rebuilds it.", states, ["state"])
         yield self._gauge("sessions_limit", "Sessions that can exist at once.", {(): load.max_sessions})
-        used = {("device",): load.state_bytes_used}
-        yield self._gauge("state_bytes", "State memory in use.", used, ["tier"])
+        resident = {("memory",): load.resident_sessions, ("parked",): load.parked_sessions}
+        yield self._gauge("sessions_resident", "Sessions by where their state may be.", resident, ["tier"])
+        used = {("device",): load.state_bytes_used, ("disk",): load.stored_bytes_used}
+        yield self._gauge("state_bytes", "State in use, in memory and in the session folder.", used, ["tier"])
         snapshots = self._engine.snapshot_levels()
         counts = {("live",): snapshots.live, ("pinned",): snapshots.pinned}
         yield self._gauge("snapshots", "Snapshots; live ones may be given up.", counts, ["state"])

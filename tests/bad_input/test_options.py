@@ -36,6 +36,13 @@ FLAGS: dict[str, tuple[list[str], int, str]] = {
     "zero threads": (["run", "x", "-p", "y", "--threads", "0"], 2, "--threads"),
     "negative count": (["chat", "x", "--max-tokens", "-1"], 2, "--max-tokens"),
     "size of no unit": (["serve", "x", "--memory-budget", "4 GB"], 2, "--memory-budget"),
+    "stored size of no unit": (
+        ["serve", "x", "--session-dir", "d", "--session-disk-budget", "1 PB"],
+        2,
+        "--session-disk-budget",
+    ),
+    "stored size without a folder": (["serve", "x", "--session-disk-budget", "1GiB"], 2, "--session-dir"),
+    "no session in memory": (["serve", "x", "--max-resident", "0"], 2, "--max-resident"),
     "address of no port": (["serve", "x", "--grpc-listen", "127.0.0.1"], 2, "HOST:PORT"),
     "port too large": (["serve", "x", "--grpc-listen", "127.0.0.1:65536"], 2, "HOST:PORT"),
     "metrics of no port": (["serve", "x", "--metrics-listen", "localhost"], 2, "HOST:PORT"),

@@ -61,7 +61,7 @@ class SessionFolder:
     @property
     def bytes_used(self) -> int:
         """Bytes of all states."""
-        return sum(self._sizes.values())
+        return sum(list(self._sizes.values()))  # asked for by other threads too
 
     def state_bytes(self, log: HistoryLog) -> int:
         """Bytes of a session's state, 0 if it has none."""

@@ -95,7 +95,9 @@ def test_a_full_memory_says_when_to_retry() -> None:
             await s.open("a")
             await s.open("b")
             await s.prefill("a", PROMPT * 4)
-            pin = await s.sessions.PinSnapshot(pb.PinSnapshotRequest(session_id="a", position=len(PROMPT) * 4))
+            pin = await s.sessions.PinSnapshot(
+                pb.PinSnapshotRequest(session_id="a", position=len(PROMPT) * 4)
+            )
             what = await failure(s.generate("b", PROMPT * 5))
             assert (what.code, what.reason) == ("RESOURCE_EXHAUSTED", "MEMORY_BUDGET")
             assert what.retry_seconds > 0
