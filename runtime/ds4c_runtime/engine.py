@@ -257,9 +257,10 @@ class Engine(SessionCalls):
             for handle in list(self._generations.values()):
                 handle.cancel()
             self._worker.wait_idle(CANCEL_SECONDS)
-        if self.failure is None and self._stored is not None:
+        if self._stored is not None:
+            last = self._residency.save_all if self.failure is None else self._stored.distrust
             with contextlib.suppress(DrainingError):  # it was shut down before
-                self._worker.submit(Task(once(self._residency.save_all))).result()
+                self._worker.submit(Task(once(last))).result()
         self._worker.stop()
         self._residency.close()
         return is_idle

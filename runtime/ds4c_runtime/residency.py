@@ -56,8 +56,10 @@ class Residency:
         self._on_parked = on_parked
         self._is_parking = False
         states.on_shortage = self.park_one
-        for log in stored.scan() if stored is not None else ():
-            registry.restore(self._found(log))
+        if stored is not None:
+            states.snapshots.make_ids_lasting()
+            for log in stored.scan():
+                registry.restore(self._found(log))
 
     def refuse_taken(self, session_id: str | None, owner: str) -> None:
         """Refuse an id whose file in the folder is of another model; may be called from any thread.

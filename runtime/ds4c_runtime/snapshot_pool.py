@@ -92,7 +92,7 @@ class SnapshotPool:
         self._copying: list[OnHost] = []
         self._host_bytes = 0
         self._numbers = itertools.count(1)
-        self._prefix = secrets.token_hex(4)  # ids of a session that comes back from a file stay its own
+        self._prefix = ""
 
     @property
     def bytes_used(self) -> int:
@@ -173,7 +173,7 @@ class SnapshotPool:
         self.arena[start : start + logits.nbytes] = logits.view(np.uint8)
         place = self._placed(staged)
         snapshot = Snapshot(
-            f"s{self._prefix}-{next(self._numbers)}",
+            f"s{self._prefix}{next(self._numbers)}",
             position,
             epoch,
             history.digest_at(position),
@@ -187,6 +187,10 @@ class SnapshotPool:
         ring.add(entry)
         return entry
 
+    def make_ids_lasting(self) -> None:
+        """Give snapshots ids from now on that no other process has given: sessions keep theirs in files."""
+        self._prefix = self._prefix or f"{secrets.token_hex(3)}-"
+
     def content(self, snapshot: Snapshot) -> Arena:
         """Bytes of a snapshot where they are kept; not a copy."""
         place = snapshot.place
@@ -199,6 +203,7 @@ class SnapshotPool:
         self, ring: SnapshotRing, reserved: Reserved, content: Arena, make: Callable[[Place], Snapshot]
     ) -> Entry:
         """Retain a snapshot whose bytes were kept elsewhere; `make` makes it of its place, held once."""
+        self.make_ids_lasting()
         staged = reserved.range
         self.arena[staged.offset : staged.offset + staged.size] = content
         entry = Entry(make(self._placed(staged)))
@@ -286,7 +291,7 @@ class SnapshotPool:
         """Take a snapshot from every session that holds it."""
         for ring in self._rings:
             entry = ring.find(snapshot.snapshot_id)
-            if entry is not None:
+            if entry is not None and entry.snapshot is snapshot:
                 ring.was_evicted = True
                 self.drop(ring, entry)
         self._counters.snapshot_evictions.add()

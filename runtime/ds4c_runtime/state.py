@@ -213,14 +213,10 @@ class StateStore:
         Raises:
             MemoryBudgetError: there are not enough free pages.
         """
-        needed, available = self._pages_needed(lease, start, end, fresh)
+        needed, available = self._pages_available(lease, start, end, fresh)
+        while needed > available and needed <= self.page_count and self._make_room():
+            needed, available = self._pages_available(lease, start, end, fresh)
         if needed > available:
-            needed, available = self._pages_needed(
-                lease, start, end, fresh, without=self._evictable_holders()
-            )
-        if needed > available and needed <= self.page_count and self._make_room():
-            self.check_room(lease, start, end, fresh=fresh)
-        elif needed > available:
             raise MemoryBudgetError(
                 f"state not extended: expected {needed} free pages of {self.manifest.limits.page_tokens} "
                 f"tokens, got {available} of {self.page_count}; close or rewind sessions or grant more memory"
@@ -309,6 +305,13 @@ class StateStore:
             return self._pages_for(end), free + sum(count[p] == 1 for p in lease.pages)
         copies = sum(count[lease.pages[i]] > 1 for i in self._to_copy(lease, start, end))
         return copies + max(0, self._pages_for(end) - len(lease.pages)), free
+
+    def _pages_available(self, lease: Lease, start: int, end: int, fresh: bool) -> tuple[int, int]:
+        """As `_pages_needed`; pages of snapshots that may be given up are free if they have to be."""
+        needed, available = self._pages_needed(lease, start, end, fresh)
+        if needed > available:
+            return self._pages_needed(lease, start, end, fresh, without=self._evictable_holders())
+        return needed, available
 
     def _evictable_holders(self) -> dict[int, int]:
         """How many snapshots that nobody has pinned hold each page."""

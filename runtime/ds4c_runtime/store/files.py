@@ -9,6 +9,7 @@ from __future__ import annotations
 import contextlib
 import errno
 import os
+import shutil
 import stat
 from collections.abc import Generator, Iterable
 from contextlib import contextmanager
@@ -171,6 +172,16 @@ def set_aside(path: Path) -> Path:
         os.rename(path, target)
         sync_folder(path.parent)
         return target
+
+
+def copy_aside(path: Path) -> Path:
+    """Give a bad file a second name, as `set_aside` would; `OSError` leaves it as it is."""
+    target = free_bad_name(path)
+    try:
+        os.link(path, target)
+    except OSError:  # a file system without links
+        shutil.copyfile(path, target, follow_symlinks=False)
+    return target
 
 
 def free_bad_name(path: Path) -> Path:

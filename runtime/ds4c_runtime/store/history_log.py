@@ -137,7 +137,7 @@ class HistoryLog:
         with files.store_errors("quarantine", path):
             temporary = files.write_temporary(path, [content])
             # The old file keeps its name until the new one takes it: no crash leaves a session without a log.
-            os.link(path, files.free_bad_name(path))
+            files.copy_aside(path)
             files.publish(temporary, path)
         return HistoryLog(path, kept), contents
 

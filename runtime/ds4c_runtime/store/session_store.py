@@ -55,6 +55,7 @@ class SessionStore:
         self.disk_budget = storage.disk_budget
         self.folder = SessionFolder(storage.folder, manifest, tokenizer_sha256, storage.on_error)
         self._logs: dict[Path, HistoryLog] = {}
+        self._written: dict[Path, HistoryLog] = {}
 
     @property
     def bytes_used(self) -> int:
@@ -113,6 +114,7 @@ class SessionStore:
         if not self._make_room(log, image.bytes):
             return False
         self.folder.write_state(log, image.header, image.sections)
+        self._written[log.path] = log
         return True
 
     def load(self, log: HistoryLog, stepper: Stepper, states: StateStore) -> Session:
@@ -162,6 +164,11 @@ class SessionStore:
         """The first turn with the state that was read failed: it is not read again."""
         self.folder.reject_state(log)
 
+    def distrust(self) -> None:
+        """What was evaluated in this process is wrong: delete the states that it has written."""
+        for log in self._written.values():
+            self.folder.drop_state(log)
+
     def remove(self, log: HistoryLog) -> None:
         """Delete a session from the folder.
 
@@ -170,6 +177,7 @@ class SessionStore:
         """
         self.folder.remove(log)
         self._logs.pop(log.path, None)
+        self._written.pop(log.path, None)
 
     def _make_room(self, log: HistoryLog, size: int) -> bool:
         """Let states that are cheaper to rebuild give way to one of `size` bytes; nothing goes in vain."""

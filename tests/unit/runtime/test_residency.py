@@ -18,6 +18,7 @@ from unit.runtime.test_engine import device_of, ids_only, wait_for
 
 from ds4c_runtime.engine import Engine
 from ds4c_runtime.errors import (
+    ArtifactError,
     BackendFailedError,
     ContextLengthError,
     InvalidRequestError,
@@ -301,6 +302,24 @@ def test_a_state_whose_first_use_fails_is_not_used_again(kept: Kept) -> None:
     plan = again.plan_rewind("s", to=80)
     assert (plan.kind, plan.rebuild_reason) == (RewindKind.REBUILD, RebuildReason.INTEGRITY_FAILED)
     assert next_tokens(again, "s")[1:] == fresh_tokens(history(again, "s")[:81])[:9]
+
+
+def test_states_of_damaged_weights_are_not_kept(kept: Kept) -> None:
+    """The weights turned out wrong while sessions were parked; one of another run is as it was."""
+    engine = kept.engine(max_sessions=3, max_resident=1)
+    engine.open_session("before")
+    feed(engine, "before", tokens(40))
+    engine.shutdown()
+    engine = kept.engine(max_sessions=3, max_resident=1)
+    for name in "ab":
+        engine.open_session(name)
+        feed(engine, name, tokens(40))
+    assert len(list(kept.folder.glob("*.state"))) == 2
+    engine.failure = ArtifactError("weights.bin rejected: expected sha256 aa, got bb")
+    engine.shutdown()
+    assert len(list(kept.folder.glob("*.state"))) == 1
+    again = kept.engine()
+    assert [info.state_valid for info in again.list_sessions()] == [True, False, False]
 
 
 def test_a_refused_request_is_no_proof(kept: Kept) -> None:

@@ -134,6 +134,20 @@ def test_a_damaged_log_is_set_aside_once(tmp_path: Path) -> None:
     assert sorted(p.name for p in tmp_path.iterdir()) == ["s.log", "s.log.2.bad", "s.log.bad"]
 
 
+def test_a_damaged_log_where_there_are_no_links(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    path, _ = written(tmp_path)
+    flip(path, -1)
+    damaged = path.read_bytes()
+
+    def refuse(*_: object) -> None:
+        raise OSError(95, "Operation not supported")
+
+    monkeypatch.setattr("os.link", refuse)
+    log, _ = HistoryLog.open(path)
+    assert log.tokens.tolist() == TURNS[-2]
+    assert (tmp_path / "s.log.bad").read_bytes() == damaged
+
+
 def frames(path: Path, sizes: list[int]) -> list[bytes]:
     content = path.read_bytes()
     return [content[a:b] for a, b in zip([0, *sizes], sizes, strict=False)]

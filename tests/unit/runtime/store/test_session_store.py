@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 from bad_input.helpers import entries, flip
 from fake_executable import FakeMachine, fake_machine, small_manifest
-from unit.runtime.store.crashes import failing, number_of_calls
+from unit.runtime.store.crashes import Crash, failing, number_of_calls
 
 from ds4c_runtime.errors import StoredFileError, StoreFailedError
 from ds4c_runtime.reports import RebuildReason, RewindKind
@@ -422,6 +422,75 @@ def test_the_budget_drops_the_cheapest_to_rebuild_and_never_a_pinned_one(tmp_pat
     again.store.scan()
     assert again.store.folder.is_pinned(sizes["pinned"])
     assert not again.store.folder.is_pinned(sizes["long"])
+
+
+class Life:
+    """Two turns, a save, a restart that uses it, another turn and save: what was acknowledged when."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.done: list[list[int]] = []
+        self.opened: list[Kept] = []
+
+    def open(self) -> Kept:
+        self.opened.append(Kept(self.folder, fake_machine()))
+        return self.opened[-1]
+
+    def run(self) -> None:
+        kept = self.open()
+        session = kept.machine.open()
+        session.prefill(tokens(40))
+        log = kept.store.create(kept.store.header(session), session)
+        self.done.append(tokens(40))
+        kept.store.save(log, session)
+        self.turn(log, session, 30)
+        kept.store.close()
+        kept = self.open()
+        (log,) = kept.store.scan()
+        session = kept.store.load(log, kept.machine.stepper, kept.machine.store)
+        session.rebuild()
+        self.turn(log, session, 50)
+        kept.store.accept(log)
+        kept.store.save(log, session)
+        session.rewind(35)
+        log.sync(session.history, session.epoch)
+        self.done.append(list(session.history))
+        kept.store.close()
+
+    def turn(self, log: HistoryLog, session: Session, count: int) -> None:
+        session.prefill(tokens(count, seed=count))
+        log.sync(session.history, session.epoch)
+        self.done.append(list(session.history))
+
+
+def test_death_at_every_call_of_a_session_s_life(tmp_path: Path) -> None:
+    """The history is what was acknowledged last or one turn on, and what comes next is right."""
+    whole = Life(tmp_path / "whole")
+    calls = number_of_calls(whole.run)
+    assert calls > 40
+    rebuilt = 0
+    for at in range(calls):
+        life = Life(tmp_path / str(at))
+        with failing(at, crash=True), pytest.raises(Crash):
+            life.run()
+        for each in life.opened:
+            each.store.close()  # as the end of a process does
+        kept = Kept(life.folder, fake_machine())
+        logs = kept.store.scan()
+        if not logs:
+            assert life.done == []
+            continue
+        assert logs[0].tokens.tolist() in whole.done[max(0, len(life.done) - 1) : len(life.done) + 1]
+        loaded = kept.store.load(logs[0], kept.machine.stepper, kept.machine.store)
+        rebuilt += not loaded.snapshots()
+        loaded.rebuild()
+        check(kept.machine, loaded)
+        fresh = fake_machine().open()
+        fresh.prefill(loaded.history)
+        assert np.array_equal(loaded.logits(), fresh.logits())
+        assert all("on trial" in line for _, line in kept.said)
+        kept.store.close()
+    assert rebuilt < calls // 2
 
 
 def walk(seed: int, folder: Path, operations: int) -> None:
