@@ -73,9 +73,9 @@ class SnapshotCalls(EngineCore):
         invalid rebuilt first.
 
         Raises:
-            UnknownSessionError, UnknownSnapshotError, SessionBusyError, SessionLimitError,
-                PositionOutOfRangeError, MemoryBudgetError, NotInArtifactError, InvalidRequestError: refused,
-                nothing has changed. One below the present position needs a free session for a moment.
+            UnknownSessionError, UnknownSnapshotError, SessionBusyError, PositionOutOfRangeError,
+                MemoryBudgetError, NotInArtifactError, InvalidRequestError: refused,
+                nothing has changed. One below the present position needs a free slot for a moment.
             BackendFailedError: the device failed; nothing is pinned.
         """
         return self.submit_pin_snapshot(

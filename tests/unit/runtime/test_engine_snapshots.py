@@ -13,11 +13,11 @@ from ds4c_runtime.counters import Counters
 from ds4c_runtime.engine import Engine
 from ds4c_runtime.errors import (
     InvalidRequestError,
+    MemoryBudgetError,
     NotInArtifactError,
     PositionOutOfRangeError,
     RuntimeFailure,
     SessionBusyError,
-    SessionLimitError,
     StaleContinuationError,
     UnknownSessionError,
     UnknownSnapshotError,
@@ -233,7 +233,7 @@ def test_a_pin_below_needs_a_free_session_for_a_moment() -> None:
     with fake_engine(max_sessions=1) as engine:
         engine.open_session("s")
         engine.run(request(PROMPT))
-        with pytest.raises(SessionLimitError):
+        with pytest.raises(MemoryBudgetError):
             engine.pin_snapshot("s", position=7)
         assert engine.pin_snapshot("s", position=100).is_pinned
 
