@@ -184,9 +184,17 @@ class Counters:
         )
         self.snapshot_evictions = Counter("snapshot_evictions", "Snapshots dropped to make room.")
         self.session_evictions = Counter(
-            "session_evictions", "Sessions whose state was given up to make room.", ["reason"]
+            "session_evictions",
+            "Sessions taken out of memory: their state went to disk, or only their history is left.",
+            ["reason"],
+            [("disk",), ("history",)],
         )
-        self.store_errors = Counter("store_errors", "Failed reads and writes of saved sessions.", ["kind"])
+        self.store_errors = Counter(
+            "store_errors",
+            "Files of the session folder that could not be written or read, or were set aside or left alone.",
+            ["kind"],
+            [("write",), ("read",), ("integrity",), ("foreign",)],
+        )
 
     def generation(self, first_token: float, tail: float) -> None:
         """Record the end of a generation: seconds to its first token, 0 without any, and after its last."""

@@ -22,7 +22,7 @@ from ds4c_runtime.session import Session
 from ds4c_runtime.store.history_log import HistoryLog
 from ds4c_runtime.store.session_store import SessionStore, Storage
 
-MODELS = ["tiny-128", "tiny-8"]
+MODELS = ["tiny-128", "tiny-8", "tiny-delta"]
 MOST = 300
 
 

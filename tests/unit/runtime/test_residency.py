@@ -256,6 +256,7 @@ def test_a_full_disk_costs_no_turn(kept: Kept, monkeypatch: pytest.MonkeyPatch) 
         patch.setattr("os.write", full)
         feed(engine, "s", tokens(50))
         assert kept.kinds == ["write"]
+        assert engine.counters.store_errors.values()["write",] == 1
         assert "No space left on device" in kept.said[0][1]
         engine.open_session("new")
         feed(engine, "new", tokens(5))
@@ -440,6 +441,12 @@ def test_a_parked_session_comes_back_from_disk_without_a_step(kept: Kept) -> Non
     engine.open_session("b")
     info = engine.get_session("a")
     assert (info.state_bytes, info.state_valid, info.position) == (0, True, 100)
+    assert not info.is_resident
+    assert engine.counters.session_evictions.values() == {("disk",): 1, ("history",): 0}
+    load = engine.load_info()
+    (state,) = kept.folder.glob("*.state")
+    assert (load.resident_sessions, load.parked_sessions) == (1, 1)
+    assert load.stored_bytes_used == state.stat().st_size
     steps = len(device_of(engine).rows)
     assert engine.plan_rewind("a", to=100).kind is RewindKind.NONE
     assert engine.plan_rewind("a", to=70).base_position == 64
@@ -453,6 +460,7 @@ def test_beyond_the_disk_budget_there_is_only_the_history(kept: Kept) -> None:
     feed(engine, "a", tokens(100))
     engine.open_session("b")
     assert not engine.get_session("a").state_valid
+    assert engine.counters.session_evictions.values() == {("disk",): 0, ("history",): 1}
     assert list(kept.folder.glob("*.state")) == []
     plan = engine.plan_rewind("a", to=100)
     assert (plan.kind, plan.rebuild_reason) == (RewindKind.REBUILD, RebuildReason.EVICTED)

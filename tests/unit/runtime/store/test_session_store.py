@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import dataclasses
+import hashlib
+import json
 import random
+import tempfile
 from collections.abc import Callable, Sequence
 from pathlib import Path
 
@@ -11,11 +14,14 @@ import numpy as np
 import pytest
 from bad_input.helpers import entries, flip
 from fake_executable import FakeMachine, fake_machine, small_manifest
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
 from unit.runtime.store.crashes import Crash, failing, number_of_calls
 
 from ds4c_runtime.errors import StoredFileError, StoreFailedError
 from ds4c_runtime.reports import RebuildReason, RewindKind
 from ds4c_runtime.session import Session
+from ds4c_runtime.store.header import PREFIX_BYTES
 from ds4c_runtime.store.history_log import HistoryLog
 from ds4c_runtime.store.session_image import load_image, make_image
 from ds4c_runtime.store.session_store import SessionStore, Storage
@@ -294,6 +300,44 @@ def test_nothing_of_a_file_that_contradicts_itself_is_loaded(
     load_image(loaded, Path("x"), image.header, content)
     loaded.timeline.epoch = session.epoch
     equal(loaded, session)
+
+
+ANYTHING = st.one_of(
+    st.none(), st.booleans(), st.integers(-(2**70), 2**70), st.floats(), st.text(max_size=80),
+    st.lists(st.integers(-2, 6), max_size=5), st.dictionaries(st.text(max_size=5), st.integers(), max_size=2),
+    st.sampled_from([1, 32, 64, 96, 100, "rows 0", "tokens 3", "pages", "turn_end", "0" * 64]),
+)  # fmt: skip
+HEADER_KEYS = [field.name for field in dataclasses.fields(StateHeader)]
+SNAPSHOT_KEYS = [f.name for f in dataclasses.fields(StoredSnapshot) if f.name not in ("rows", "pages")]
+
+
+@given(key=st.sampled_from(HEADER_KEYS + SNAPSHOT_KEYS), index=st.integers(0, 3), value=ANYTHING)
+@settings(max_examples=150, suppress_health_check=[HealthCheck.function_scoped_fixture])
+def test_any_value_in_a_header_gives_the_right_tokens(key: str, index: int, value: object) -> None:
+    """The hash of the header is right. Which rows and pages are a snapshot's nobody else can know."""
+    with tempfile.TemporaryDirectory() as folder:
+        kept = Kept(Path(folder), fake_machine())
+        session = kept.machine.open()
+        session.prefill(tokens(110))
+        session.rewind(100)
+        log = kept.save(session)
+        path = log.path.with_suffix(".state")
+        content = path.read_bytes()
+        end = PREFIX_BYTES + int(np.frombuffer(content, "<u4", 1, 12)[0])
+        fields = json.loads(content[PREFIX_BYTES:end])
+        (fields["snapshots"][index] if key in SNAPSHOT_KEYS else fields)[key] = value
+        text = json.dumps(fields, separators=(",", ":")).encode().ljust(end - PREFIX_BYTES)
+        start = content[:12] + np.array([len(text)], "<u4").tobytes()
+        path.write_bytes(start + hashlib.sha256(start + text).digest() + text + content[end:])
+        loaded = kept.load()
+        kept.machine.store.check_integrity()
+        loaded.rebuild()
+        check(kept.machine, loaded)
+        logits, expected = loaded.logits(), session.logits()
+        assert loaded.history == session.history
+        assert logits is not None
+        assert np.array_equal(logits, expected)
+        kept.store.close()
 
 
 def test_a_digest_of_another_history_is_left_out(tmp_path: Path) -> None:
