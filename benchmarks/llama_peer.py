@@ -25,14 +25,24 @@ class PeerUnavailableError(Exception):
     """A peer cannot run here; the message is one line that says why."""
 
 
+def folder_of(cache: Path) -> Path:
+    """Where `fetch` puts the binaries."""
+    return cache / "llama.cpp-v0.5.0"
+
+
+def is_fetched(cache: Path) -> bool:
+    """Whether the binaries are there; asks no registry."""
+    return (folder_of(cache) / f"libllama.{llama_abi.VERSION}.so").exists()
+
+
 def fetch(cache: Path) -> Path:
     """Folder of the binaries, unpacked once into `cache`.
 
     Raises:
         PeerUnavailableError: no npm, no registry, or another machine than x86-64 Linux.
     """
-    folder = cache / "llama.cpp-v0.5.0"
-    if (folder / f"libllama.{llama_abi.VERSION}.so").exists():
+    folder = folder_of(cache)
+    if is_fetched(cache):
         return folder
     if shutil.which("npm") is None:
         raise PeerUnavailableError(
@@ -61,8 +71,23 @@ def _show_errors(level: int, text: bytes, _user: Any) -> None:
 class LlamaModel:
     """A loaded GGUF with one context."""
 
-    def __init__(self, binaries: Path, gguf: Path, vocab_size: int, context: int, threads: int = 1) -> None:
+    def __init__(
+        self,
+        binaries: Path,
+        gguf: Path,
+        vocab_size: int,
+        context: int,
+        threads: int = 1,
+        rollback: int = 0,
+    ) -> None:
         """Load.
+
+        Args:
+            binaries, gguf: what to load.
+            vocab_size: size of a row of logits.
+            context: most tokens.
+            threads: threads of prefill and decode.
+            rollback: `n_rs_seq`, tokens that `remove` may take back at most; 0 is llama.cpp's default.
 
         Raises:
             PeerUnavailableError: the libraries or the file cannot be loaded.
@@ -85,11 +110,57 @@ class LlamaModel:
         params = self._lib.llama_context_default_params()
         params.n_ctx = context
         params.n_threads = params.n_threads_batch = threads
-        self._context = self._lib.llama_init_from_model(self._model, params)
-        if not self._context:
-            raise PeerUnavailableError(f"llama.cpp: expected a context of {context} tokens, got none")
+        params.n_rs_seq = rollback
+        self._params = params
+        self._context: Any = None
+        self.reopen()
         self._batch = self._lib.llama_batch_init(int(params.n_batch), 0, 1)
+
+    def reopen(self) -> None:
+        """Go on with a new context, which has seen no token.
+
+        Raises:
+            PeerUnavailableError: there is none to be had.
+        """
+        if self._context:
+            self._lib.llama_free(self._context)
+        self._context = self._lib.llama_init_from_model(self._model, self._params)
+        if not self._context:
+            raise PeerUnavailableError(
+                f"llama.cpp: expected a context of {self._params.n_ctx} tokens, got none"
+            )
         self.position = 0
+
+    def remove(self, position: int) -> bool:
+        """Take back all tokens from a position on; what `llama_memory_seq_rm` answers."""
+        memory = self._lib.llama_get_memory(self._context)
+        done = bool(self._lib.llama_memory_seq_rm(memory, 0, position, -1))
+        if done:
+            self.position = position
+        return done
+
+    def state(self) -> bytes:
+        """Copy the state of the sequence, as `llama_state_seq_get_data` writes it.
+
+        Raises:
+            RuntimeError: it wrote another size than it announced.
+        """
+        size = int(self._lib.llama_state_seq_get_size(self._context, 0))
+        buffer = ctypes.create_string_buffer(size)
+        written = int(self._lib.llama_state_seq_get_data(self._context, buffer, size, 0))
+        if written != size:
+            raise RuntimeError(f"llama.cpp: expected a state of {size} bytes, got {written}")
+        return buffer.raw
+
+    def restore(self, state: bytes, position: int) -> None:
+        """Put a state of `position` tokens in the place of the sequence.
+
+        Raises:
+            RuntimeError: `llama_state_seq_set_data` took none of it.
+        """
+        if not self._lib.llama_state_seq_set_data(self._context, state, len(state), 0):
+            raise RuntimeError("llama.cpp: expected llama_state_seq_set_data to take a state, got 0")
+        self.position = position
 
     def clear(self) -> None:
         """Forget all tokens."""

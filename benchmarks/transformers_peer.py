@@ -41,12 +41,13 @@ class TransformersModel:
 
         self._torch: Any = torch
         self._model: Any = hf_model(checkpoint)
-        self._cache: Any = None
+        self.cache: Any = None
+        """transformers' own cache object; None before the first token."""
         self.position = 0
 
     def clear(self) -> None:
         """Forget all tokens."""
-        self._cache, self.position = None, 0
+        self.cache, self.position = None, 0
 
     def step(self, tokens: Sequence[int], *, all_logits: bool = False) -> NDArray[np.float32]:
         """Append tokens; logits `[1, V]` of the last one, or `[len(tokens), V]`."""
@@ -54,10 +55,10 @@ class TransformersModel:
         with self._torch.inference_mode():
             out = self._model(
                 input_ids=ids,
-                cache=self._cache,
+                cache=self.cache,
                 use_cache=True,
                 logits_to_keep=0 if all_logits else 1,
             )
-        self._cache = out.past_key_values
+        self.cache = out.past_key_values
         self.position += len(tokens)
         return out.logits[0].float().numpy()

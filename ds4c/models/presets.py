@@ -60,6 +60,13 @@ def _tiny_8() -> ModelConfig:
     return replace(_tiny_128(), compress_ratios=(0, 0, 4, 8, 4, 8), sliding_window=8, index_topk=4)
 
 
+def _tiny_peers() -> ModelConfig:
+    """As `tiny-128` with the shipped window and an indexer wide enough for llama.cpp: all peers load it."""
+    return replace(
+        _tiny_128(), sliding_window=128, index_head_dim=64, index_topk=32, rope_scaling=None
+    )
+
+
 def _bench_72m() -> ModelConfig:
     """Eight layers of 72 M parameters: large enough that memory traffic shows, small enough to generate."""
     return replace(
@@ -146,6 +153,7 @@ def _pro() -> ModelConfig:
 PRESETS: dict[str, ModelConfig] = {
     "tiny-128": _tiny_128(),
     "tiny-8": _tiny_8(),
+    "tiny-peers": _tiny_peers(),
     "bench-72m": _bench_72m(),
     "flash": _flash(),
     "pro": _pro(),
