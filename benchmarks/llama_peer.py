@@ -83,7 +83,8 @@ class LlamaModel:
         """Load.
 
         Args:
-            binaries, gguf: what to load.
+            binaries: folder that `fetch` returns.
+            gguf: model.
             vocab_size: size of a row of logits.
             context: most tokens.
             threads: threads of prefill and decode.

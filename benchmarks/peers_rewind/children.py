@@ -19,7 +19,7 @@ from benchmarks.peers_rewind.ways import Variant, Way
 
 START_SECONDS = 120.0
 CELL_SECONDS = 5.0
-"""A process may take this long to start, and this long per cell; the median cell takes a tenth of a second."""
+"""A process may take this long to start, and this long per cell; most cells take a tenth of a second."""
 
 MOST_ENDS = 3
 """Processes of one way that may end; the cells after that are not tried."""

@@ -92,7 +92,7 @@ class Outcome(StrEnum):
 class Cell:
     """Position P and the number n of wrong tokens.
 
-    n = 0 is the control: two lines that both go straight; in the variant SAVED one of them was saved and loaded.
+    n = 0 is the control: two lines that both go straight on; in the variant SAVED one was saved and loaded.
     """
 
     variant: Variant

@@ -12,7 +12,11 @@ from benchmarks.own import ROOT
 CACHE = ROOT / "out" / "bench"
 """Binaries of llama.cpp (shared with `make bench`) and the environment of mlx-vlm."""
 
-MLX_PACKAGES = ("mlx[cpu]==0.32.4", "transformers==5.24.0", "numpy", "jinja2", "pillow", "requests", "sentencepiece")
+MLX_PACKAGES = (
+    "mlx[cpu]==0.32.4",
+    "transformers==5.24.0",
+    *("numpy", "jinja2", "pillow", "requests", "sentencepiece"),
+)
 """What the text model of mlx-vlm imports; the rest of its requirements is for video, speech and servers."""
 
 MLX_VLM = "mlx-vlm==0.7.10"

@@ -10,27 +10,27 @@ from dataclasses import dataclass
 from benchmarks.machine import Machine
 from benchmarks.peers_rewind.children import Measured, control, grid
 from benchmarks.peers_rewind.grid import FOLLOW, MOST_DRAFTED, Outcome, Result
-from benchmarks.peers_rewind.ways import LABELS, Variant
+from benchmarks.peers_rewind.ways import LABELS
 
 SHOWN = (Outcome.EXACT, Outcome.CLOSE, Outcome.DIFFERS, Outcome.REFUSED, Outcome.FAILED, Outcome.ABORTED)
 
 HEAD = f"""# Rewind side by side
 
 Written by `make peers-table`; do not edit. One checkpoint of random weights in float32 (preset `tiny-peers`:
-window 128, compress ratios 0, 4 and 128) is read by every engine, from safetensors or from a GGUF of the same
-arrays. A cell of the grid is a position P and a count n:
+window 128, compress ratios 0, 4 and 128) is read by every engine, from safetensors or from a GGUF of the
+same arrays. A cell of the grid is a position P and a count n:
 
 1. P tokens are prefilled, then n wrong tokens are decoded **one by one** (in one batch where a row says so);
-2. the engine is asked to be at P again (*plain*), or first at P + n//2 and then at P (*stacked*), or its state
-   after the wrong tokens is saved and loaded before it is asked for P (*saved*);
-3. the {FOLLOW} right tokens are decoded one by one, and their logits are compared with those of a run of the same
-   engine that was prefilled up to P and went straight on.
+2. the engine is asked to be at P again (*plain*), or first at P + n//2 and then at P (*stacked*), or its
+   state after the wrong tokens is saved and loaded before it is asked for P (*saved*);
+3. the {FOLLOW} right tokens are decoded one by one, and their logits are compared with those of a run of the
+   same engine that was prefilled up to P and went straight on.
 
-*exact*: the same bits. *close*: the largest difference is at most what the engine itself differs by at that P
-when the same {FOLLOW} tokens come in one batch instead of one by one, without any rewind. *differs*: more than
-that. *refused*: the rewind, the save or the load raised or answered no. *failed*: an evaluation raised.
-*aborted*: the process ended. Each way runs in its own process with one thread. Cells with n = 0, where nothing
-is taken back, are the controls.
+*exact*: the same bits. *close*: the largest difference is at most what the engine itself differs by at that
+P when the same {FOLLOW} tokens come in one batch instead of one by one, without any rewind. *differs*: more
+than that. *refused*: the rewind, the save or the load raised or answered no. *failed*: an evaluation raised.
+*aborted*: the process ended. Each way runs in its own process with one thread. Cells with n = 0, where
+nothing is taken back, are the controls.
 """
 
 
@@ -72,7 +72,8 @@ def _setting(
 
 def _summary(measured: Sequence[Measured]) -> str:
     lines = ["## All ways", ""]
-    lines.append("| engine | way | variant | cells | " + " | ".join(SHOWN) + " | largest diff. | argmax equal |")
+    outcomes = " | ".join(SHOWN)
+    lines.append(f"| engine | way | variant | cells | {outcomes} | largest diff. | argmax equal |")
     lines.append("|---|---|---|" + "---:|" * (len(SHOWN) + 3))
     for one in measured:
         for variant in one.way.variants:
@@ -154,9 +155,7 @@ def _controls(measured: Sequence[Measured], agreements: Sequence[Agreement]) -> 
         found = control(one.results)
         exact = sum(r.outcome is Outcome.EXACT for r in found)
         noise = max(r.noise for r in found)
-        lines.append(
-            f"| {LABELS[one.way.engine]} | {one.way.call} | {exact} of {len(found)} | {noise:.2g} |"
-        )
+        lines.append(f"| {LABELS[one.way.engine]} | {one.way.call} | {exact} of {len(found)} | {noise:.2g} |")
     lines += ["", "Logits of one prompt against ours, largest difference of a row:", ""]
     lines += ["| engine | rows | median row | largest row |", "|---|---:|---:|---:|"]
     lines += [f"| {LABELS[a.engine]} | {a.rows} | {a.median:.1e} | {a.largest:.1e} |" for a in agreements]

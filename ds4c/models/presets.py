@@ -62,9 +62,7 @@ def _tiny_8() -> ModelConfig:
 
 def _tiny_peers() -> ModelConfig:
     """As `tiny-128` with the shipped window and an indexer wide enough for llama.cpp: all peers load it."""
-    return replace(
-        _tiny_128(), sliding_window=128, index_head_dim=64, index_topk=32, rope_scaling=None
-    )
+    return replace(_tiny_128(), sliding_window=128, index_head_dim=64, index_topk=32, rope_scaling=None)
 
 
 def _bench_72m() -> ModelConfig:

@@ -1,9 +1,11 @@
-"""Installs the engines that ds4c is compared with: transformers, llama.cpp, mlx-vlm. Runs inside `.venv`.
+"""`python -m benchmarks.peers_rewind.install`: transformers, llama.cpp and mlx-vlm. Runs inside `.venv`.
 
 transformers and torch (a CPU build) go into the environment of the project, llama.cpp's binaries and an
 environment of its own for mlx-vlm under `out/bench`. What is there already is left alone; what cannot be had
 is named, and the rest is installed.
 """
+
+from __future__ import annotations
 
 import shutil
 import subprocess
@@ -11,14 +13,17 @@ import sys
 import venv
 from pathlib import Path
 
-sys.path[:0] = [str(Path(__file__).resolve().parent), str(Path(__file__).resolve().parent.parent)]
-
-import install_oracle
-
 from benchmarks.llama_peer import PeerUnavailableError, fetch, is_fetched
+from benchmarks.own import ROOT
 from benchmarks.peers_rewind import installed
 
 PIP = ("-m", "pip", "--disable-pip-version-check", "install", "-q")
+
+
+def install_oracle() -> str | None:
+    """Install torch and transformers as `make oracle` does, which says itself why not."""
+    done = subprocess.run([sys.executable, str(ROOT / "tools" / "install_oracle.py")], check=False)
+    return "transformers: see the line of the oracle" if done.returncode else None
 
 
 def install_llama(cache: Path) -> str | None:
@@ -41,6 +46,7 @@ def install_mlx(cache: Path) -> str | None:
             stdin=subprocess.DEVNULL,
             capture_output=True,
             text=True,
+            check=False,
         )
         if done.returncode:
             shutil.rmtree(python.parent.parent)
@@ -56,7 +62,7 @@ def main() -> int:
     cache.mkdir(parents=True, exist_ok=True)
     reasons: list[str | None] = []
     if installed.missing("transformers"):
-        reasons.append("transformers: see above" if install_oracle.main() else None)
+        reasons.append(install_oracle())
     if not is_fetched(cache):
         print("peers: fetching llama.cpp")
         reasons.append(install_llama(cache))
