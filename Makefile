@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help setup host oracle demo bench lint format test golden proto clean distclean
+.PHONY: help setup host oracle peers peers-table demo bench lint format test golden proto clean distclean
 
 help:
 	@echo "make demo     set up .venv, build the bundled model for cpu, serve it, drive it with a gRPC client"
@@ -19,6 +19,8 @@ help:
 	@echo "make setup    only .venv            make lint     ruff, basedpyright, import rules"
 	@echo "make oracle   torch and transformers for live parity tests (CPU build only)"
 	@echo "make bench    speed of ds4c beside llama.cpp and transformers (the latter after make oracle)"
+	@echo "make peers    transformers, llama.cpp and mlx-vlm for the tests marked peers"
+	@echo "make peers-table   rewrite docs/peers.md: rewind of each peer that is installed, side by side"
 	@echo "make golden   rewrite the golden vectors (needs make oracle)      make proto    rewrite the gRPC stubs"
 	@echo "make format   ruff format and fixes      make clean    out/ and caches      make distclean    also .venv"
 
@@ -42,6 +44,13 @@ $(STAMP): pyproject.toml | host
 
 oracle: setup
 	@$(BIN)/python tools/install_oracle.py
+
+peers: setup
+	@$(BIN)/python -c 'import gguf, matplotlib' 2>/dev/null || $(PIP) install -q -e '.[build,test,peers]'
+	@$(BIN)/python -m benchmarks.peers_rewind.install
+
+peers-table: setup
+	@$(BIN)/python -m benchmarks.peers_rewind
 
 demo: setup
 	@$(BIN)/python demo/run_demo.py

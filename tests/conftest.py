@@ -33,12 +33,6 @@ def _lacks_oracle() -> str | None:
     return f"oracle: {' and '.join(lacking)} not installed; run `make oracle`" if lacking else None
 
 
-def _lacks_peers() -> str | None:
-    return (
-        None if os.environ.get("DS4C_TEST_PEERS") else "peers: set DS4C_TEST_PEERS=1 where they are installed"
-    )
-
-
 def _lacks_device() -> str | None:
     return (
         None if os.environ.get("DS4C_TEST_DEVICE") else "device: set DS4C_TEST_DEVICE to the device to test"
@@ -47,10 +41,9 @@ def _lacks_device() -> str | None:
 
 REQUIREMENTS: dict[str, Callable[[], str | None]] = {
     "oracle": _lacks_oracle,
-    "peers": _lacks_peers,
     "device": _lacks_device,
 }
-"""Marker -> what this machine lacks for it, or None."""
+"""Marker -> what this machine lacks for it, or None. Each test marked `peers` asks for its own engine."""
 
 
 def pytest_report_header() -> str:

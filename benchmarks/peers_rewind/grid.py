@@ -30,6 +30,10 @@ DETAIL = 110
 """Most characters that are kept of what an engine said."""
 
 
+class AnsweredNoError(Exception):
+    """An engine that does not raise said no; the message is what it said to what."""
+
+
 class Line(Protocol):
     """A sequence of tokens in an engine."""
 
@@ -144,7 +148,8 @@ class Tokens:
 
 def said(error: BaseException) -> str:
     """Class and text of an exception on one line, cut."""
-    text = " ".join(f"{type(error).__name__}: {error}".split())
+    name = "" if isinstance(error, AnsweredNoError) else f"{type(error).__name__}: "
+    text = " ".join(f"{name}{error}".split())
     return text if len(text) <= DETAIL else text[:DETAIL] + "..."
 
 
@@ -167,16 +172,28 @@ class Measurement:
         """One cell; engines may raise anything, which is then the result."""
         straight, noise = self.straight(cell.position)
         line = self.side.line(self.tokens.right[: cell.position])
-        outcome, part = Outcome.FAILED, "wrong tokens: "
+        outcome, part = Outcome.FAILED, "wrong tokens"
         try:
             self._go_wrong(line, cell)
-            outcome, part = Outcome.REFUSED, ""
-            line = self._go_back(line, cell)
-            outcome = Outcome.FAILED
+            if cell.variant is Variant.SAVED:
+                outcome, part = Outcome.REFUSED, "save and load"
+                line = line.reloaded(self._empty())
+            for name, position in self._way_back(cell):
+                outcome, part = Outcome.REFUSED, name
+                line.rewind(position)
+            outcome, part = Outcome.FAILED, "right tokens"
             got = line.decode(self._follow(cell.position), one_batch=False)
         except Exception as error:  # whatever it is, it is the engine's answer
-            return Result(cell, outcome, noise=noise, detail=part + said(error))
+            return Result(cell, outcome, noise=noise, detail=f"{part}: {said(error)}")
         return judged(cell, got, straight, noise)
+
+    @staticmethod
+    def _way_back(cell: Cell) -> list[tuple[str, int]]:
+        """The rewinds of a cell: a name and a position each."""
+        at, count = cell.position, cell.drafted
+        if cell.variant is Variant.STACKED:
+            return [("first rewind", at + count // 2), ("second rewind", at)]
+        return [("rewind", at)] if count else []
 
     def straight(self, position: int) -> tuple[Logits, float]:
         """Logits of the right tokens on a line that went straight on, and the engine's own difference."""
@@ -192,17 +209,6 @@ class Measurement:
         if count:
             line.before_draft(count)
             line.decode(self.tokens.wrong[at : at + count], one_batch=self.way.one_batch)
-
-    def _go_back(self, line: Line, cell: Cell) -> Line:
-        at, count = cell.position, cell.drafted
-        if cell.variant is Variant.SAVED:
-            line = line.reloaded(self._empty())
-        if count == 0:
-            return line
-        if cell.variant is Variant.STACKED:
-            line.rewind(at + count // 2)
-        line.rewind(at)
-        return line
 
     def _follow(self, position: int) -> list[int]:
         return self.tokens.right[position : position + FOLLOW]

@@ -9,7 +9,7 @@ import numpy as np
 
 from benchmarks import llama_abi
 from benchmarks.llama_peer import PACKAGE, LlamaModel
-from benchmarks.peers_rewind.grid import Line, Logits
+from benchmarks.peers_rewind.grid import AnsweredNoError, Line, Logits
 
 CONTEXT = 512
 PLANES = 8
@@ -39,14 +39,13 @@ class LlamaLine:
         """Remove the tokens from `to` on, or put the copy back.
 
         Raises:
-            RuntimeError: llama.cpp answers no.
+            AnsweredNoError: llama.cpp does not.
         """
         if self._way == "copy":
             self._model.reopen()
             self._model.restore(*self._kept)
         elif not self._model.remove(to):
-            back = self._model.position - to
-            raise RuntimeError(f"llama_memory_seq_rm answered false, {back} tokens back")
+            raise AnsweredNoError("llama_memory_seq_rm returned false")
 
     def reloaded(self, folder: Path) -> Line:
         """Go through a file and a new context."""

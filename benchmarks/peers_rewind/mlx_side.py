@@ -12,7 +12,7 @@ from typing import Any
 
 import numpy as np
 
-from benchmarks.peers_rewind.grid import Line, Logits
+from benchmarks.peers_rewind.grid import AnsweredNoError, Line, Logits
 
 
 def mx() -> Any:
@@ -71,18 +71,18 @@ class MlxLine:
         """Trim, commit a part of the transaction, or put the copy back.
 
         Raises:
-            RuntimeError: a cache cannot be trimmed, or the transaction has ended or was not kept.
+            AnsweredNoError: a cache cannot be trimmed, or there is no transaction.
         """
         if self._side.way == "copy":
             self._put_back(self._kept)
         elif self._side.way == "trim":
             fixed = {type(c).__name__ for c in leaves(self._caches) if not c.is_trimmable()}
             if fixed:
-                raise RuntimeError(f"is_trimmable() is False for {', '.join(sorted(fixed))}")
+                raise AnsweredNoError(f"is_trimmable() is False for {', '.join(sorted(fixed))}")
             for cache in self._caches:
                 cache.trim(self.position - to)
         elif self._transaction is None:
-            raise RuntimeError("no transaction is open after a load")
+            raise AnsweredNoError("a transaction is not part of what is saved")
         else:
             self._transaction.commit(to - self._began)
         self.position = to

@@ -10,7 +10,7 @@ from dataclasses import dataclass
 from benchmarks.machine import Machine
 from benchmarks.peers_rewind.children import Measured, control, grid
 from benchmarks.peers_rewind.grid import FOLLOW, MOST_DRAFTED, Outcome, Result
-from benchmarks.peers_rewind.ways import LABELS
+from benchmarks.peers_rewind.ways import LABELS, Variant
 
 SHOWN = (Outcome.EXACT, Outcome.CLOSE, Outcome.DIFFERS, Outcome.REFUSED, Outcome.FAILED, Outcome.ABORTED)
 
@@ -52,8 +52,8 @@ def document(
     positions: Sequence[int],
 ) -> str:
     """The whole page."""
-    parts = [HEAD, _setting(measured, absent, machine, positions), _summary(measured)]
-    parts += [_details(measured), _controls(measured, agreements)]
+    parts = [HEAD, _setting(measured, absent, machine, positions), summary(measured)]
+    parts += [details(measured), _controls(measured, agreements)]
     return "\n".join(parts)
 
 
@@ -70,7 +70,8 @@ def _setting(
     return "\n".join(f"* {line}" for line in lines) + "\n"
 
 
-def _summary(measured: Sequence[Measured]) -> str:
+def summary(measured: Sequence[Measured]) -> str:
+    """A row for every way and variant."""
     lines = ["## All ways", ""]
     outcomes = " | ".join(SHOWN)
     lines.append(f"| engine | way | variant | cells | {outcomes} | largest diff. | argmax equal |")
@@ -93,25 +94,46 @@ def _summary(measured: Sequence[Measured]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _details(measured: Sequence[Measured]) -> str:
+def details(measured: Sequence[Measured]) -> str:
     """The grid of every way whose cells are not all exact, and what the engine said."""
     lines = [
         "## Cell by cell",
         "",
-        "`=` exact, a number the largest difference (`~` before it: close), otherwise the outcome. "
-        "Ways whose cells are all alike are not repeated here.",
+        "`=` exact, a number the largest difference (`~` before it: close), otherwise the outcome. Variants "
+        "of a way with the same cells share a grid; where all cells are refused there is none.",
     ]
     for one in measured:
-        for variant in one.way.variants:
-            found = grid(one.results, variant)
-            title = f"{LABELS[one.way.engine]}, {one.way.call}, {variant}"
-            if len({r.outcome for r in found}) > 1 or found[0].outcome is Outcome.DIFFERS:
-                lines += ["", f"### {title}", "", *_grid(found)]
-            said = messages(found)
-            if said:
-                lines += ["", f"{title}:" if len({r.outcome for r in found}) == 1 else "It said:", ""]
-                lines += [f"* {count} x {text}" for text, count in said.items()]
+        for variants in alike(one):
+            found = grid(one.results, variants[0])
+            outcomes = {r.outcome for r in found}
+            if outcomes == {Outcome.EXACT}:
+                continue
+            names = ", ".join(variants)
+            lines += ["", f"**{LABELS[one.way.engine]}, {one.way.call}: {names}**", ""]
+            if len(outcomes) > 1 or Outcome.DIFFERS in outcomes:
+                lines += [*_grid(found), ""]
+            lines += [f"* {text}, {count} of {len(found)} cells" for text, count in messages(found).items()]
     return "\n".join(lines) + "\n"
+
+
+def alike(one: Measured) -> list[list[Variant]]:
+    """The variants of a way, those together whose common cells came out the same."""
+    groups: list[list[Variant]] = []
+    for variant in one.way.variants:
+        for group in groups:
+            shown = {(r.cell.position, r.cell.drafted): _shown(r) for r in grid(one.results, group[0])}
+            other = grid(one.results, variant)
+            if all(shown.get((r.cell.position, r.cell.drafted)) == _shown(r) for r in other):
+                group.append(variant)
+                break
+        else:
+            groups.append([variant])
+    return groups
+
+
+def _shown(result: Result) -> str:
+    """A cell and what was said, without the step at which it was said."""
+    return f"{symbol(result)} {result.detail.partition(': ')[2]}"
 
 
 def _grid(found: Sequence[Result]) -> list[str]:
