@@ -64,8 +64,6 @@ class FakeLine:
             raise AnsweredNoError("not again")
         if self.kind == "forgets" and len(self.tokens) - to > 1:
             self.stale = 1
-        if self.kind == "nan":
-            self.tokens.append(0)
         del self.tokens[to:]
 
     def reloaded(self, folder: Path) -> Line:
@@ -238,17 +236,15 @@ def test_the_page() -> None:
 
 
 def test_what_is_missing_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def lacks(engine: str) -> str | None:
+        return installed.missing(engine, tmp_path)
+
     monkeypatch.setattr("importlib.util.find_spec", lambda name: None)
-    assert (
-        installed.missing("transformers")
-        == "transformers: torch and transformers not installed; run make peers"
-    )
-    assert (
-        installed.missing("llama", tmp_path) == "llama.cpp: the package gguf is not installed; run make peers"
-    )
+    assert lacks("transformers") == "transformers: torch and transformers not installed; run make peers"
+    assert lacks("llama") == "llama.cpp: the package gguf is not installed; run make peers"
     monkeypatch.setattr("importlib.util.find_spec", lambda name: name)
-    assert installed.missing("llama", tmp_path) == "llama.cpp: its binaries are not fetched; run make peers"
-    assert installed.missing("mlx", tmp_path) == "mlx-vlm: its environment is not installed; run make peers"
+    assert lacks("llama") == "llama.cpp: its binaries are not fetched; run make peers"
+    assert lacks("mlx") == "mlx-vlm: its environment is not installed; run make peers"
     assert installed.missing("ds4c") is None
     installed.mlx_stamp(tmp_path).parent.mkdir()
     installed.mlx_stamp(tmp_path).write_text("mlx-vlm==0.1")
