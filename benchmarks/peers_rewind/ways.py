@@ -49,11 +49,9 @@ LABELS = {
 }
 """Name of an engine by its key; the first is ours."""
 
-UNSAVED = (Variant.PLAIN, Variant.STACKED)
-
 WAYS = (
-    Way("ds4c", "horizon-8", "`Session.rewind(P)`, built with `--horizon 8`", variants=UNSAVED),
-    Way("ds4c", "horizon-2", "`Session.rewind(P)`, built with `--horizon 2`", variants=UNSAVED),
+    Way("ds4c", "horizon-8", "`Session.rewind(P)`, built with `--horizon 8`"),
+    Way("ds4c", "horizon-2", "`Session.rewind(P)`, built with `--horizon 2`"),
     Way(
         "ds4c",
         "one-batch",
