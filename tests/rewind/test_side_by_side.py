@@ -1,9 +1,9 @@
 """The grid on which rewinds go wrong, on one checkpoint: ours is exact everywhere; what peers do is printed.
 
-P tokens, n wrong ones one by one, then back to P at once or in two steps; the right tokens' logits are
-compared with a run that went straight on. Each engine runs in a process of its own. `docs/peers.md` holds
-the whole table; what is asserted of a peer here is what shows that it was asked the right way, never that
-it is worse. With `-s` the cells of each peer are printed.
+P tokens, n wrong ones one by one, then back to P: at once, in two steps, or after the state was saved and
+loaded; the right tokens' logits are compared with a run that went straight on. Each engine runs in a process
+of its own. `docs/peers.md` holds the whole table; what is asserted of a peer here is what shows that it was
+asked the right way, never that it is worse. With `-s` the cells of each peer are printed.
 """
 
 from __future__ import annotations
