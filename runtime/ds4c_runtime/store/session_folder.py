@@ -10,7 +10,8 @@ from __future__ import annotations
 import fcntl
 import hashlib
 import os
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 from ds4c_runtime.errors import StoredFileError, StoreFailedError
@@ -19,14 +20,16 @@ from ds4c_runtime.store import files
 from ds4c_runtime.store.history_log import HistoryLog, LogHeader
 from ds4c_runtime.store.state_file import (
     Bytes,
+    Readable,
     StateHeader,
     layout_fingerprint,
     read_header,
-    read_state,
+    reading,
     write_state,
 )
 
 LOG, STATE, TRIAL = ".log", ".state", ".trial"
+State = tuple[StateHeader, Mapping[str, Readable]]
 OnError = Callable[[str, str], None]
 """Told of what went wrong: its kind (`write`, `read`, `integrity`, `foreign`) and one line."""
 
@@ -122,30 +125,33 @@ class SessionFolder:
         self._note(log, write_state(log.path.with_suffix(STATE), header, sections), header)
         self._tried(lambda: files.remove(log.path.with_suffix(TRIAL)))
 
-    def read_state(self, log: HistoryLog) -> tuple[StateHeader, dict[str, Bytes]] | None:
+    @contextmanager
+    def reading(self, log: HistoryLog) -> Generator[State | None]:
         """Read a session's state, all of it checked, and put its file on trial; `None` if there is none.
 
         Raises:
-            StoredFileError: it is bad and was set aside.
+            StoredFileError: it is bad, be it that the block finds this out, and was set aside.
             StoreFailedError: it cannot be read now.
         """
         path, trial = log.path.with_suffix(STATE), log.path.with_suffix(TRIAL)
         if not os.path.lexists(path):
-            return None
+            yield None
+            return
         with files.store_errors("trial", path):
             os.rename(path, trial)
             files.sync_folder(self.folder)
         try:
-            header, content = read_state(trial, self.artifact_id, self.layout)
-            if header.session_id != log.header.session_id:
-                raise files.rejected(trial, f"session {log.header.session_id!r}", repr(header.session_id))
+            with reading(trial, self.artifact_id, self.layout) as state:
+                owner = state[0].session_id
+                if owner != log.header.session_id:
+                    raise files.rejected(trial, f"session {log.header.session_id!r}", repr(owner))
+                yield state
         except StoredFileError:
             self.reject_state(log)
             raise
         except StoreFailedError:
             self.accept_state(log)  # it says nothing about the file
             raise
-        return header, content
 
     def accept_state(self, log: HistoryLog) -> None:
         """The state on trial was used with success."""

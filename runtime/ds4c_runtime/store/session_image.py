@@ -8,9 +8,11 @@ manifest and history before a byte reaches live state.
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
+from typing import overload
 
 import numpy as np
 
@@ -21,7 +23,7 @@ from ds4c_runtime.snapshot import Snapshot, SnapshotOrigin
 from ds4c_runtime.snapshot_ring import Entry
 from ds4c_runtime.state import StateStore
 from ds4c_runtime.store import files
-from ds4c_runtime.store.state_file import Bytes, StateHeader, StoredSnapshot
+from ds4c_runtime.store.state_file import Bytes, Readable, StateHeader, StoredSnapshot
 from ds4c_runtime.timeline import Timeline
 from ds4c_runtime.transport import Place
 
@@ -30,15 +32,31 @@ PAGES = "pages"
 
 @dataclass(frozen=True)
 class Image:
-    """A session's state as it goes to a file; takes a copy of all of it."""
+    """A session's state as it goes to a file. Its parts are copied when they are asked for, one at a time.
+
+    `bytes` are those of the sections; the file is larger by its header.
+    """
 
     header: StateHeader
     sections: Mapping[str, Sequence[Bytes]]
+    bytes: int
 
-    @property
-    def bytes(self) -> int:
-        """Bytes of the sections; the file is larger by its header."""
-        return sum(part.size for parts in self.sections.values() for part in parts)
+
+class _Parts(Sequence[Bytes]):
+    """Parts of a section that are made when they are asked for."""
+
+    def __init__(self, *makers: Callable[[], Bytes]) -> None:
+        self._makers = makers
+
+    def __len__(self) -> int:
+        return len(self._makers)
+
+    @overload
+    def __getitem__(self, index: int) -> Bytes: ...
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Bytes]: ...
+    def __getitem__(self, index: int | slice) -> Bytes | Sequence[Bytes]:
+        return self._makers[index]() if isinstance(index, int) else _Parts(*self._makers[index])
 
 
 @dataclass(frozen=True)
@@ -50,8 +68,9 @@ class Loaded:
 
 
 def make_image(session: Session, artifact_id: str, layout: str) -> Image:
-    """Copy the retained snapshots of a session and the pages they reference."""
+    """The retained snapshots of a session and the pages they reference; valid until it is used again."""
     line = session.timeline
+    store, layout_of = line.store, line.store.snapshots.layout
     entries = line.ring.entries
     numbers: dict[int, int] = {}
     tokens: dict[int, int] = {}
@@ -60,26 +79,28 @@ def make_image(session: Session, artifact_id: str, layout: str) -> Image:
             numbers.setdefault(page, len(numbers))
             live = entry.position - index * line.executor.limits.page_tokens
             tokens[page] = max(tokens.get(page, 0), live)
-    sections: dict[str, list[Bytes]] = {
-        PAGES: [line.store.page_content(page, tokens[page]) for page in numbers]
-    }
+    contents = [partial(store.page_content, page, tokens[page]) for page in numbers]
+    sections: dict[str, Sequence[Bytes]] = {PAGES: _Parts(*contents)}
+    size = len(numbers) * store.manifest.arenas.page
     stored: list[StoredSnapshot] = []
     for number, entry in enumerate(entries):
         rows, history = f"rows {number}", f"tokens {number}"
-        sections[rows] = [_live_bytes(line.store, entry.snapshot)]
+        sections[rows] = _Parts(partial(_live_bytes, store, entry.snapshot))
+        size += layout_of.parts(entry.position).total
         if entry in line.ring.branch:
             history = ""
         else:
-            sections[history] = [np.array(entry.snapshot.history.tokens(), "<u4").view(np.uint8)]
+            sections[history] = _Parts(partial(_token_bytes, entry.snapshot))
+            size += 4 * entry.position
         stored.append(_stored(entry, rows, history, [numbers[p] for p in entry.snapshot.pages]))
     header = StateHeader(
         artifact_id, layout, session.session_id, session.position, session.digest, session.epoch,
         tuple(stored), (),
     )  # fmt: skip
-    return Image(header, sections)
+    return Image(header, sections, size)
 
 
-def load_image(session: Session, path: Path, header: StateHeader, sections: Mapping[str, Bytes]) -> Loaded:
+def load_image(session: Session, path: Path, header: StateHeader, sections: Mapping[str, Readable]) -> Loaded:
     """Give a session with a history but no state the snapshots of a file, and its state if there is one.
 
     Snapshots are taken as far as there is room, that of the current position first, then backwards. Those
@@ -117,6 +138,10 @@ def _stored(entry: Entry, rows: str, tokens: str, pages: Sequence[int]) -> Store
     )  # fmt: skip
 
 
+def _token_bytes(snapshot: Snapshot) -> Bytes:
+    return np.array(snapshot.history.tokens(), "<u4").view(np.uint8)
+
+
 def _live_bytes(store: StateStore, snapshot: Snapshot) -> Bytes:
     """Rows and logits of a snapshot with zeros between them."""
     pool, manifest = store.snapshots, store.manifest
@@ -131,12 +156,12 @@ def _live_bytes(store: StateStore, snapshot: Snapshot) -> Bytes:
 
 
 def _checked(
-    line: Timeline, stored: StoredSnapshot, sections: Mapping[str, Bytes], path: Path
+    line: Timeline, stored: StoredSnapshot, sections: Mapping[str, Readable], path: Path
 ) -> History | None:
     """The history of a stored snapshot; `None` if it is one that the session has left."""
     limits, manifest = line.executor.limits, line.store.manifest
     size, page = line.store.snapshots.layout.parts(stored.position).total, manifest.arenas.page
-    rows, pages = sections[stored.rows].size, len(sections.get(PAGES, ()))
+    rows, pages = sections[stored.rows].size, sections[PAGES].size if PAGES in sections else 0
     what = f"snapshot {stored.snapshot_id[:40]!r}"
     if stored.position > manifest.model.context or rows != size:
         raise files.rejected(path, f"{what} of {size} bytes at {stored.position}", f"{rows} bytes")
@@ -154,7 +179,7 @@ def _checked(
     tokens = sections[stored.tokens]
     if tokens.size != 4 * stored.position:
         raise files.rejected(path, f"{stored.position} tokens of {what}", f"{tokens.size} bytes")
-    ids = tokens.view("<u4")
+    ids = tokens.read().view("<u4")
     history = History(line.tokenizer_sha256, ids.tolist())
     if (ids >= manifest.model.vocab_size).any() or history.digest() != stored.digest:
         raise files.rejected(path, f"the tokens of {what}", "others")
@@ -164,7 +189,7 @@ def _checked(
 class _Loader:
     """Puts pages and snapshots of a file into memory; holds one reference to each page until it is closed."""
 
-    def __init__(self, line: Timeline, sections: Mapping[str, Bytes]) -> None:
+    def __init__(self, line: Timeline, sections: Mapping[str, Readable]) -> None:
         self._line = line
         self._sections = sections
         self._pages: dict[int, int] = {}
@@ -176,6 +201,7 @@ class _Loader:
             pass
         if not (stored.is_pinned or stored.position == len(self._line.history)) and not self._is_free(stored):
             return False
+        rows = self._sections[stored.rows].read()
         try:
             self._take_pages(stored.pages)
         except MemoryBudgetError:
@@ -186,10 +212,7 @@ class _Loader:
         pages = [self._pages[number] for number in stored.pages]
         store.hold_pages(pages)
         entry = store.snapshots.put_back(
-            ring,
-            reserved,
-            self._sections[stored.rows],
-            lambda place: _snapshot(stored, history, pages, place),
+            ring, reserved, rows, lambda place: _snapshot(stored, history, pages, place)
         )
         entry.is_pinned, entry.label = stored.is_pinned, stored.label
         return True
@@ -210,9 +233,9 @@ class _Loader:
         store = self._line.store
         lacking = [number for number in numbers if number not in self._pages]
         size = store.manifest.arenas.page
-        for number, page in zip(lacking, store.take_pages(len(lacking)), strict=True):
-            store.fill_page(page, self._sections[PAGES][number * size : (number + 1) * size])
-            self._pages[number] = page
+        self._pages.update(zip(lacking, store.take_pages(len(lacking)), strict=True))
+        for number in lacking:
+            store.fill_page(self._pages[number], self._sections[PAGES].read(number * size, size))
 
 
 def _snapshot(stored: StoredSnapshot, history: History, pages: Sequence[int], place: Place) -> Snapshot:

@@ -141,14 +141,15 @@ class SessionStore:
         line = session.timeline
         line.ring.was_evicted = True  # the reason, if there is no state in the file
         try:
-            read = self.folder.read_state(log)
-            if read is not None:
-                load_image(session, log.path, *read)
+            with self.folder.reading(log) as state:
+                if state is not None:
+                    load_image(session, log.path, *state)
         except StoredFileError as error:
             line.integrity_failed = True
-            self.folder.reject_state(log)
+            line.store.snapshots.clear(line.ring)
             self.folder.say(error, "integrity")
         except StoreFailedError as error:
+            line.store.snapshots.clear(line.ring)
             self.folder.say(error, "read")
         except BackendFailedError:
             self.folder.reject_state(log)

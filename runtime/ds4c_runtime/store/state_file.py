@@ -12,10 +12,11 @@ from __future__ import annotations
 import dataclasses
 import hashlib
 import json
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -29,6 +30,7 @@ from ds4c_runtime.store.header import render as render_start
 KIND = FileKind("a state file", b"DS4CSTAT", 1, 16 << 20)
 MAX_SECTIONS = 1 << 16
 ALIGNMENT = 64
+CHUNK_BYTES = 1 << 20
 Bytes = NDArray[np.uint8]
 
 
@@ -109,7 +111,7 @@ def write_state(path: Path, header: StateHeader, sections: Mapping[str, Sequence
     Args:
         path: of the file.
         header: its `sections` are left out and made here.
-        sections: content by name, each in parts that follow each other.
+        sections: content by name, each in parts that follow each other; gone through twice.
 
     Returns:
         Bytes of the file.
@@ -117,12 +119,11 @@ def write_state(path: Path, header: StateHeader, sections: Mapping[str, Sequence
     Raises:
         StoreFailedError: the disk is full or refuses; the file before is as it was.
     """
-    hashes = {name: _sha256(parts) for name, parts in sections.items()}
-    sizes = {name: sum(part.size for part in parts) for name, parts in sections.items()}
+    measured = {name: _measured(parts) for name, parts in sections.items()}
     # Offsets stand in the header, whose length depends on their digits: room for it is taken in steps.
     room = ALIGNMENT
     while True:
-        placed = _place(sizes, hashes, room)
+        placed = _place(measured, room)
         start, _ = render_start(KIND, dataclasses.replace(header, sections=placed), room)
         if len(start) <= room:
             return files.write_whole(path, _parts(start, placed, sections))
@@ -142,14 +143,15 @@ def read_header(path: Path) -> tuple[StateHeader, int]:
         return _read_header(file, size, path), size
 
 
-def read_state(path: Path, artifact_id: str, layout: str) -> tuple[StateHeader, dict[str, Bytes]]:
-    """Read a whole state file after checking all of it.
-
-    Returns:
-        Header and content by section. Takes as much memory as the file is large.
+@contextmanager
+def reading(
+    path: Path, artifact_id: str, layout: str
+) -> Generator[tuple[StateHeader, Mapping[str, Readable]]]:
+    """Open a state file after checking all of it; sections can be read as long as the block lasts.
 
     Raises:
         StoredFileError: as `read_header`, or of another artifact or layout, or with a changed byte.
+        StoreFailedError: the system cannot read it.
     """
     with files.opened(path) as (file, size):
         header = _read_header(file, size, path)
@@ -159,25 +161,56 @@ def read_state(path: Path, artifact_id: str, layout: str) -> tuple[StateHeader, 
         ):
             if got != expected:
                 raise files.rejected(path, f"{what} {expected[:16]}", got[:16])
-        content: dict[str, Bytes] = {}
         for section in header.sections:
             if any(files.read_exactly(file, section.offset - file.tell(), path)):
                 raise files.rejected(path, "zeros between sections", "other bytes")
-            content[section.name] = _read_section(file, section, path)
-        return header, content
+            _check_section(file, section, path)
+        yield header, {section.name: InFile(file, path, section) for section in header.sections}
 
 
-def _read_section(file: BinaryIO, section: Section, path: Path) -> Bytes:
-    content = np.empty(section.bytes, np.uint8)
-    done = 0
-    while done < section.bytes:
-        count = file.readinto(content[done:].data)  # pyright: ignore[reportAttributeAccessIssue]
-        if not count:
-            raise files.rejected(path, f"{section.bytes} bytes of section {section.name!r}", done)
-        done += count
-    if _sha256([content]) != section.sha256:
+class Readable(Protocol):
+    """The content of a section."""
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        ...
+
+    def read(self, start: int = 0, count: int | None = None) -> Bytes:
+        """Some or all of them, a copy."""
+        ...
+
+
+@dataclass(frozen=True)
+class InFile:
+    """A section of an open file."""
+
+    file: BinaryIO
+    path: Path
+    section: Section
+
+    @property
+    def size(self) -> int:
+        """Bytes."""
+        return self.section.bytes
+
+    def read(self, start: int = 0, count: int | None = None) -> Bytes:
+        """Some or all of them, a copy."""
+        wanted = self.size - start if count is None else count
+        assert 0 <= start <= start + wanted <= self.size
+        self.file.seek(self.section.offset + start)
+        return np.frombuffer(files.read_exactly(self.file, wanted, self.path), np.uint8)
+
+
+def _check_section(file: BinaryIO, section: Section, path: Path) -> None:
+    """Hash a section; leaves the file behind it."""
+    digest, left = hashlib.sha256(), section.bytes
+    while left:
+        part = files.read_exactly(file, min(left, CHUNK_BYTES), path)
+        digest.update(part)
+        left -= len(part)
+    if digest.hexdigest() != section.sha256:
         raise files.rejected(path, f"section {section.name!r} of its sha256", "another")
-    return content
 
 
 def _read_header(file: BinaryIO, size: int, path: Path) -> StateHeader:
@@ -213,11 +246,11 @@ def _check_snapshots(header: StateHeader, path: Path) -> None:
         raise files.rejected(path, "snapshots of different ids", "an id twice")
 
 
-def _place(sizes: Mapping[str, int], hashes: Mapping[str, str], start: int) -> tuple[Section, ...]:
+def _place(measured: Mapping[str, tuple[int, str]], start: int) -> tuple[Section, ...]:
     """Sections one after the other from `start`."""
     placed: list[Section] = []
-    for name, size in sizes.items():
-        placed.append(Section(name, _aligned(start), size, hashes[name]))
+    for name, (size, sha256) in measured.items():
+        placed.append(Section(name, _aligned(start), size, sha256))
         start = placed[-1].offset + size
     return tuple(placed)
 
@@ -234,11 +267,13 @@ def _parts(
         end = section.offset + section.bytes
 
 
-def _sha256(parts: Sequence[Bytes]) -> str:
-    digest = hashlib.sha256()
+def _measured(parts: Sequence[Bytes]) -> tuple[int, str]:
+    """Bytes and hex sha256 of all parts."""
+    digest, size = hashlib.sha256(), 0
     for part in parts:
         digest.update(np.ascontiguousarray(part).data)
-    return digest.hexdigest()
+        size += part.size
+    return size, digest.hexdigest()
 
 
 def _aligned(offset: int) -> int:

@@ -43,6 +43,10 @@ class Opened:
         )
         self.folder.write_state(log, header, {"x": [np.full(100, content, np.uint8)]})
 
+    def read(self, log: HistoryLog) -> dict[str, bytes] | None:
+        with self.folder.reading(log) as state:
+            return None if state is None else {name: s.read().tobytes() for name, s in state[1].items()}
+
     @property
     def kinds(self) -> list[str]:
         return [kind for kind, _ in self.said]
@@ -80,18 +84,16 @@ def test_only_one_process_at_a_time(tmp_path: Path) -> None:
 def test_a_state_is_on_trial_until_it_was_used(tmp_path: Path) -> None:
     with Opened(tmp_path) as opened:
         log = opened.make()
-        assert opened.folder.read_state(log) is None
+        assert opened.read(log) is None
         opened.store(log)
         assert names(tmp_path, log) == [".log", ".state"]
-        read = opened.folder.read_state(log)
-        assert read is not None
-        assert read[1]["x"].tolist() == [7] * 100
+        assert opened.read(log) == {"x": bytes([7] * 100)}
         assert names(tmp_path, log) == [".log", ".trial"]
-        assert opened.folder.read_state(log) is None
+        assert opened.read(log) is None
         opened.folder.accept_state(log)
         assert names(tmp_path, log) == [".log", ".state"]
         opened.folder.accept_state(log)
-        assert opened.folder.read_state(log) is not None
+        assert opened.read(log) is not None
         opened.store(log, 8)
         assert names(tmp_path, log) == [".log", ".state"]
         assert opened.said == []
@@ -101,11 +103,11 @@ def test_a_state_on_trial_when_the_process_died_is_not_read_again(tmp_path: Path
     with Opened(tmp_path) as opened:
         log = opened.make()
         opened.store(log)
-        opened.folder.read_state(log)
+        opened.read(log)
     with Opened(tmp_path) as opened:
         (log,) = opened.folder.scan()
         assert opened.kinds == ["integrity"]
-        assert opened.folder.read_state(log) is None
+        assert opened.read(log) is None
         assert (opened.folder.bytes_used, opened.folder.state_bytes(log)) == (0, 0)
         assert names(tmp_path, log) == [".log", ".trial.bad"]
     with Opened(tmp_path) as opened:
@@ -143,12 +145,12 @@ def test_a_bad_state_is_set_aside_and_never_read_again(
         opened.store(log)
         harm(opened, log)
         with pytest.raises(StoredFileError, match="rejected: expected"):
-            opened.folder.read_state(log)
-        assert opened.folder.read_state(log) is None
+            opened.read(log)
+        assert opened.read(log) is None
         assert ".trial.bad" in names(tmp_path, log)
         assert opened.folder.bytes_used == 0
         opened.store(log)
-        assert opened.folder.read_state(log) is not None
+        assert opened.read(log) is not None
     with Opened(tmp_path) as opened:
         (log,) = opened.folder.scan()
         assert log.tokens.tolist() == [1, 2, 3]
@@ -167,10 +169,10 @@ def test_a_bad_state_that_is_found_at_the_start(
         (log,) = opened.folder.scan()
         if opened.folder.state_bytes(log):
             with pytest.raises(StoredFileError):
-                opened.folder.read_state(log)
+                opened.read(log)
         else:
             assert opened.kinds == ["integrity"]
-        assert opened.folder.read_state(log) is None
+        assert opened.read(log) is None
 
 
 def test_a_state_of_another_artifact_is_set_aside(tmp_path: Path) -> None:
@@ -179,9 +181,19 @@ def test_a_state_of_another_artifact_is_set_aside(tmp_path: Path) -> None:
     other = small_manifest(max_rows=20)
     folder = SessionFolder(tmp_path, other, "ab" * 32)
     (log,) = folder.scan()
-    with pytest.raises(StoredFileError, match="expected artifact"):
-        folder.read_state(log)
-    assert folder.read_state(log) is None
+    with pytest.raises(StoredFileError, match="expected artifact"), folder.reading(log):
+        pass
+    with folder.reading(log) as state:
+        assert state is None
+
+
+def test_what_is_found_out_while_a_state_is_used(tmp_path: Path) -> None:
+    with Opened(tmp_path) as opened:
+        log = opened.make()
+        opened.store(log)
+        with pytest.raises(StoredFileError), opened.folder.reading(log):
+            raise StoredFileError("it says what cannot be")
+        assert names(tmp_path, log) == [".log", ".trial.bad"]
 
 
 def test_a_state_that_cannot_be_read_now_is_tried_again(
@@ -194,10 +206,10 @@ def test_a_state_that_cannot_be_read_now_is_tried_again(
         log = opened.make()
         opened.store(log)
         with monkeypatch.context() as patch:
-            patch.setattr("ds4c_runtime.store.session_folder.read_state", refuse)
+            patch.setattr("ds4c_runtime.store.session_folder.reading", refuse)
             with pytest.raises(StoreFailedError):
-                opened.folder.read_state(log)
-        assert opened.folder.read_state(log) is not None
+                opened.read(log)
+        assert opened.read(log) is not None
 
 
 def test_leftovers_are_removed(tmp_path: Path) -> None:
@@ -252,7 +264,7 @@ def test_removal_takes_everything(tmp_path: Path) -> None:
     with Opened(tmp_path) as opened:
         log = opened.make()
         opened.store(log)
-        opened.folder.read_state(log)
+        opened.read(log)
         opened.store(log)
         opened.folder.remove(log)
         assert entries(tmp_path) == ["lock"]

@@ -24,7 +24,7 @@ from ds4c_runtime.store.state_file import (
     StoredSnapshot,
     layout_fingerprint,
     read_header,
-    read_state,
+    reading,
     write_state,
 )
 
@@ -52,10 +52,15 @@ def written(folder: Path, seed: int = 0) -> Path:
     return folder / "s.state"
 
 
+def read_state(path: Path, artifact_id: str, layout: str) -> tuple[StateHeader, dict[str, bytes]]:
+    with reading(path, artifact_id, layout) as (header, sections):
+        return header, {name: section.read().tobytes() for name, section in sections.items()}
+
+
 def is_version(path: Path, seed: int) -> bool:
     """Whether the file is whole and has that content."""
     _, sections = read_state(path, ARTIFACT, LAYOUT)
-    return {n: s.tobytes() for n, s in sections.items()} == {n: joined(p) for n, p in content(seed).items()}
+    return sections == {name: joined(parts) for name, parts in content(seed).items()}
 
 
 def test_what_was_written_comes_back(tmp_path: Path) -> None:
@@ -83,6 +88,18 @@ def test_a_header_of_any_length(tmp_path: Path) -> None:
         write_state(tmp_path / "s.state", header, content())
         assert read_header(tmp_path / "s.state")[0].session_id == header.session_id
         assert is_version(tmp_path / "s.state", 0)
+
+
+def test_parts_of_a_section(tmp_path: Path) -> None:
+    with reading(written(tmp_path), ARTIFACT, LAYOUT) as (_, sections):
+        whole = joined(content()["pages"])
+        pages = sections["pages"]
+        assert pages.size == 192
+        assert pages.read(64, 64).tobytes() == whole[64:128]
+        assert pages.read(100).tobytes() == whole[100:]
+        assert pages.read(192).size == 0
+        assert sections["last"].read().tobytes() == joined(content()["last"])
+        assert pages.read(0, 5).tobytes() == whole[:5]
 
 
 @pytest.mark.parametrize("mask", [0x01, 0x80])
