@@ -21,7 +21,11 @@ class SessionCalls(SnapshotCalls):
     """Each call has a blocking form and one that returns a future, `submit_*`."""
 
     def open_session(
-        self, session_id: str | None = None, owner: str = "", capacity: int | None = None
+        self,
+        session_id: str | None = None,
+        owner: str = "",
+        capacity: int | None = None,
+        idle_seconds: float | None = None,
     ) -> SessionInfo:
         """Open an empty session.
 
@@ -29,14 +33,19 @@ class SessionCalls(SnapshotCalls):
             session_id: chosen by the caller, or `None` for a random one.
             owner: only calls with the same owner see it.
             capacity: most tokens, by default the context of the model.
+            idle_seconds: for `idle_limits`.
 
         Raises:
             InvalidRequestError, SessionExistsError, SessionLimitError, DrainingError: refused.
         """
-        return self.submit_open_session(session_id, owner, capacity).result()
+        return self.submit_open_session(session_id, owner, capacity, idle_seconds).result()
 
     def submit_open_session(
-        self, session_id: str | None = None, owner: str = "", capacity: int | None = None
+        self,
+        session_id: str | None = None,
+        owner: str = "",
+        capacity: int | None = None,
+        idle_seconds: float | None = None,
     ) -> Future[SessionInfo]:
         """As `open_session`."""
 
@@ -45,6 +54,7 @@ class SessionCalls(SnapshotCalls):
             check_capacity(capacity, self.manifest.model.context)
             self._residency.refuse_taken(session_id, owner)
             entry = self._registry.reserve(session_id, owner)
+            entry.idle_seconds = idle_seconds
 
             def open_now() -> SessionInfo:
                 self._residency.open(entry, capacity)
@@ -84,6 +94,11 @@ class SessionCalls(SnapshotCalls):
             UnknownSessionError: no such session of this owner.
         """
         return session_info(self._registry.find(session_id, owner))
+
+    def idle_limits(self) -> dict[tuple[str, str], float]:
+        """By owner and id, seconds that sessions are to last unused; kept with the sessions."""
+        entries = self._registry.entries()
+        return {(e.owner, e.session_id): e.idle_seconds for e in entries if e.idle_seconds is not None}
 
     def list_sessions(self, owner: str = "") -> list[SessionInfo]:
         """Sessions of an owner, oldest first; temporary ones are left out."""

@@ -45,6 +45,7 @@ class Entry:
 
     A session that is `parked` has none until it is used. `log` is its history on disk, if it is kept there;
     `is_on_trial` says that its state was read from there and has not been used with success yet.
+    `idle_seconds` is how long it is to last unused; who closes it then is not decided here.
     """
 
     session_id: str
@@ -59,6 +60,7 @@ class Entry:
     parked: Parked | None = None
     log: HistoryLog | None = None
     is_on_trial: bool = False
+    idle_seconds: float | None = None
     create_time: float = field(default_factory=time.time)
 
     def publish(self) -> None:

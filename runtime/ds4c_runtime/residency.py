@@ -226,6 +226,7 @@ class Residency:
         header, created = log.header, log.header.create_time_us / 1e6
         entry = Entry(header.session_id, header.owner, False, header.parent_session_id, header.forked_at)
         entry.is_busy, entry.create_time, entry.log = False, created, log
+        entry.idle_seconds = header.idle_us / 1e6 or None
         entry.parked = Parked(log.tokens, header.capacity, log.epoch)
         assert self._stored is not None
         entry.info = SessionInfo(
@@ -259,5 +260,8 @@ class Residency:
         assert self._stored is not None
         header = self._stored.header(session, entry.owner, round(entry.create_time * 1e6))
         return dataclasses.replace(
-            header, parent_session_id=entry.parent_session_id, forked_at=entry.forked_at
+            header,
+            parent_session_id=entry.parent_session_id,
+            forked_at=entry.forked_at,
+            idle_us=round((entry.idle_seconds or 0) * 1e6),
         )

@@ -29,7 +29,6 @@ class SessionService(engine_pb2_grpc.SessionServiceServicer):
     def __init__(self, backend: Backend, authenticator: Authenticator):
         self._backend = backend
         self._authenticator = authenticator
-        self._idle_seconds: dict[tuple[str, str], float] = {}
 
     @unary
     async def OpenSession(self, request: pb.OpenSessionRequest, context: Context) -> pb.OpenSessionResponse:
@@ -37,9 +36,9 @@ class SessionService(engine_pb2_grpc.SessionServiceServicer):
         owner = self._authenticator.owner(context)
         wanted = checks.open_session(request)
         engine = self._backend.engine
-        info = await result_of(engine.submit_open_session(wanted.session_id, owner, wanted.capacity))
-        if wanted.idle_seconds is not None:
-            self._idle_seconds[owner, info.session_id] = wanted.idle_seconds
+        info = await result_of(
+            engine.submit_open_session(wanted.session_id, owner, wanted.capacity, wanted.idle_seconds)
+        )
         return pb.OpenSessionResponse(session=convert.session(info))
 
     @unary
@@ -50,7 +49,6 @@ class SessionService(engine_pb2_grpc.SessionServiceServicer):
         owner = self._authenticator.owner(context)
         session_id = checks.session_id(request.session_id)
         await result_of(self._backend.engine.submit_close_session(session_id, owner))
-        self._idle_seconds.pop((owner, session_id), None)
         return pb.CloseSessionResponse()
 
     @unary
@@ -161,18 +159,15 @@ class SessionService(engine_pb2_grpc.SessionServiceServicer):
             The number closed.
         """
         closed = 0
-        for (owner, session_id), idle_seconds in list(self._idle_seconds.items()):
+        engine = self._backend.engine
+        for (owner, session_id), idle_seconds in engine.idle_limits().items():
             try:
-                info = self._backend.engine.get_session(session_id, owner)
+                info = engine.get_session(session_id, owner)
                 if now - info.last_used_time <= idle_seconds:
                     continue
-                await result_of(self._backend.engine.submit_close_session(session_id, owner))
-            except SessionBusyError:
+                await result_of(engine.submit_close_session(session_id, owner))
+            except (SessionBusyError, UnknownSessionError):
                 continue
-            except UnknownSessionError:
-                self._idle_seconds.pop((owner, session_id), None)
-                continue
-            self._idle_seconds.pop((owner, session_id), None)
             log_event("idle_session_closed", session_id=session_id, idle_seconds=idle_seconds)
             closed += 1
         return closed

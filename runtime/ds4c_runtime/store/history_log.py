@@ -46,6 +46,7 @@ class LogHeader:
     """Whose history it is. `capacity`, `vocab_size` and `forked_at` in tokens, `create_time_us` since 1970.
 
     `tokenizer_sha256` is empty for a model without one; with `vocab_size` it says what the tokens mean.
+    `idle_us` is how long the session lasts unused; 0: for ever.
     """
 
     session_id: str
@@ -57,6 +58,7 @@ class LogHeader:
     parent_session_id: str
     forked_at: int
     create_time_us: int
+    idle_us: int = 0
 
 
 @dataclass(frozen=True)
@@ -251,7 +253,11 @@ class _Body:
 
 
 def _check_header(header: LogHeader, path: Path) -> None:
-    if not 1 <= header.capacity <= MAX_CAPACITY or not 1 <= header.vocab_size <= 1 << 31:
+    if (
+        not 1 <= header.capacity <= MAX_CAPACITY
+        or not 1 <= header.vocab_size <= 1 << 31
+        or header.idle_us < 0
+    ):
         raise files.rejected(
             path, "a capacity and a vocabulary in range", f"{header.capacity} and {header.vocab_size}"
         )

@@ -14,7 +14,6 @@ from ds4c_runtime.session import Session
 from ds4c_runtime.store.history_log import HistoryLog
 from ds4c_runtime.store.session_image import Image
 from ds4c_runtime.store.session_store import SessionStore, Storage
-from ds4c_runtime.store.state_file import StateHeader
 
 KIND = RewindKind
 VOCABULARY = 1024
@@ -98,6 +97,3 @@ def in_memory(image: Image) -> dict[str, InMemory]:
     sections = {name: InMemory(parts) for name, parts in image.sections.items()}
     assert sum(section.size for section in sections.values()) == image.bytes
     return sections
-
-
-Fields = StateHeader
