@@ -253,14 +253,12 @@ class _Body:
 
 
 def _check_header(header: LogHeader, path: Path) -> None:
-    if (
-        not 1 <= header.capacity <= MAX_CAPACITY
-        or not 1 <= header.vocab_size <= 1 << 31
-        or header.idle_us < 0
-    ):
+    if not 1 <= header.capacity <= MAX_CAPACITY or not 1 <= header.vocab_size <= 1 << 31:
         raise files.rejected(
             path, "a capacity and a vocabulary in range", f"{header.capacity} and {header.vocab_size}"
         )
+    if header.idle_us < 0:
+        raise files.rejected(path, "a time of 0 or more", header.idle_us)
 
 
 def _read_body(file: BinaryIO, left: int, turn: int, header: LogHeader, key: bytes) -> _Body:

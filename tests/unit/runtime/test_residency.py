@@ -102,7 +102,7 @@ def test_sessions_come_back_after_a_restart(kept: Kept, end: Callable[[Engine], 
     feed(engine, "a", tokens(100), "me")
     engine.rewind("a", "me", to=90)
     engine.fork("a", "me", at=70, new_id="b")
-    engine.open_session("empty")
+    engine.open_session("empty", idle_seconds=1.5)
     engine.run(ids_only())
     before = {info.session_id: info for owner in ("me", "") for info in engine.list_sessions(owner)}
     assert set(before) == {"a", "b", "empty"}
@@ -117,6 +117,7 @@ def test_sessions_come_back_after_a_restart(kept: Kept, end: Callable[[Engine], 
         assert (info.is_busy, info.state_bytes) == (False, 0)
         assert info.state_valid == (end is Engine.shutdown and name != "empty")
     assert set(after) == set(before)
+    assert again.idle_limits() == {("", "empty"): 1.5}
     with pytest.raises(UnknownSessionError):
         again.get_session("a")
     plan = again.plan_rewind("a", "me", to=90)

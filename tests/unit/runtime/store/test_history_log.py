@@ -249,6 +249,7 @@ HEADERS: dict[str, bytes] = {
     "a negative capacity": changed_header(capacity=-1),
     "a huge capacity": changed_header(capacity=1 << 60),
     "no vocabulary": changed_header(vocab_size=0),
+    "a negative time": changed_header(idle_us=-1),
     "a huge vocabulary": changed_header(vocab_size=1 << 33),
 }
 
