@@ -35,6 +35,7 @@ COMMANDS: dict[str, str] = {
     "chat": "Talk to the model; rewind and branch the conversation.",
     "serve": "Serve an artifact over gRPC.",
     "client": "Call a server: generate, rewind, fork, plan, sessions, snapshots.",
+    "verify": "Check the files of an artifact and prove its rewinds.",
     "logits": "Write the logits of every position of a token file.",
     "opt": "Run passes over an IR file.",
     "bench": "Measure prefill, decode, rewinds and load.",

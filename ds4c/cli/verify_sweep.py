@@ -1,0 +1,304 @@
+"""The executed part of `ds4c verify --rewind`: rewound sessions against sessions that never rewound.
+
+Runs the artifact's own kernels. The tokens are random, which is what finds a wrong row: every row is unlike
+every other. Before a comparison all rows that the plan calls dead are NaN, so that a kernel that reads more
+rows than the plan says shows it, and the steps of the reference say which rows they wrote.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import itertools
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import NoReturn
+
+import numpy as np
+
+from ds4c.cli.common import CommandFailure, ExitCode
+from ds4c_runtime.local import LocalModel, open_local
+from ds4c_runtime.manifest import Limits, Manifest
+from ds4c_runtime.reports import RewindKind
+from ds4c_runtime.session import Session
+from ds4c_runtime.state import DEAD_BYTE, Rows
+from ds4c_runtime.step import Logits
+
+SESSIONS = 4
+"""Slots: reference, the session that rewinds, its fork, and one that nobody may write to."""
+NEAR_DISTANCES = 16
+"""Every distance up to this is tried at every position; beyond it the horizon itself."""
+MAX_TOKENS = 1024
+"""Longest session of a sweep."""
+SEED = 20261130
+
+
+@dataclass
+class Sweep:
+    """Counts of what was compared; every comparison was equal, or there would be no report.
+
+    Attributes:
+        tokens: length of the reference session. compared: positions compared, logits and all live rows.
+        in_place, drafts, forks: operations by kind.
+    """
+
+    tokens: int
+    compared: int = 0
+    in_place: int = 0
+    drafts: int = 0
+    forks: int = 0
+
+
+@dataclass(frozen=True)
+class Expected:
+    """A position of a session that never rewound: digests of its logits and of each state's live rows."""
+
+    logits: str
+    states: dict[str, str]
+
+
+@dataclass
+class Runner:
+    """A loaded artifact, the tokens of the sweep and what a straight session gave for them."""
+
+    model: LocalModel
+    tokens: list[int]
+    garbage: list[int]
+    counts: Sweep
+    expected: list[Expected] = field(default_factory=list[Expected])
+
+    def check(self, session: Session, what: str) -> None:
+        """The session equals the straight one at its position, bit for bit, with every dead row NaN.
+
+        Raises:
+            CommandFailure: it does not; `what` says what was done.
+        """
+        session.timeline.poison_dead_rows()
+        self.model.store.poison_free()
+        at = session.position
+        self.counts.compared += 1
+        if at == 0:
+            return
+        want = self.expected[at]
+        row = session.logits()
+        assert row is not None
+        states = state_digests(self.model, session)
+        wrong = [name for name, digest in states.items() if digest != want.states[name]]
+        if wrong:
+            fail(what, f"live rows of @{wrong[0]} at position {at} as in a session that never rewound")
+        if digest_of(row) != want.logits:
+            fail(what, f"logits at position {at} as in a session that never rewound")
+
+
+def fail(what: str, expected: str, got: str = "others") -> NoReturn:
+    """End the sweep with its first counter-example.
+
+    Raises:
+        CommandFailure: always (exit code 3).
+    """
+    raise CommandFailure(
+        f"verify --rewind failed: {what}: expected {expected}, got {got}; build the artifact again",
+        ExitCode.CHECK_FAILED,
+    )
+
+
+def sweep(folder: Path, threads: int, progress: Callable[[str], None]) -> Sweep:
+    """Run all comparisons; `progress` is told what begins.
+
+    Raises:
+        CommandFailure: the first difference (exit code 3).
+        ArtifactError, DeviceError: the artifact cannot be loaded here.
+    """
+    manifest = Manifest.read(folder)
+    length = sweep_length(manifest)
+    pages = SESSIONS * -(-length // manifest.limits.page_tokens)
+    # The proof has run; a plan that it cannot see through is for the sweep to find.
+    model = open_local(folder, sessions=SESSIONS, threads=threads, pages=pages, check_rings=False)
+    rng = np.random.default_rng(SEED)
+    tokens, garbage = (rng.integers(0, manifest.model.vocab_size, length).tolist() for _ in range(2))
+    runner = Runner(model, tokens, garbage, Sweep(length))
+    for name, part in (
+        ("a straight session", run_straight),
+        ("rewinds in place", rewind_in_place),
+        ("rejected drafts", reject_drafts),
+        ("forks", fork_in_place),
+    ):
+        progress(name)
+        part(runner)
+    return runner.counts
+
+
+def sweep_length(manifest: Manifest) -> int:
+    """Tokens of the sessions: two laps of the longest ring and of the longest window, within the context."""
+    longest = max((max(r.capacity, r.live.align) for r in manifest.rings), default=1)
+    return min(manifest.model.context, MAX_TOKENS, 2 * longest + 2 * NEAR_DISTANCES + 16)
+
+
+# ------------------------------------------------------------------------------ what is compared
+
+
+def state_digests(model: LocalModel, session: Session) -> dict[str, str]:
+    """Digest of the live rows of every state of a session."""
+    lease, at = session.timeline.lease, session.position
+    out: dict[str, str] = {}
+    for ring in model.manifest.rings:
+        out[ring.name] = digest_of(
+            model.store.ring_rows(lease.slot, ring, range(max(0, ring.live.first(at)), at))
+        )
+    for rows in model.manifest.appends:
+        out[rows.name] = digest_of(model.store.append_rows(lease, rows, at // rows.every))
+    return out
+
+
+def digest_of(rows: Rows | Logits) -> str:
+    """Digest of the bytes of an array."""
+    return hashlib.sha256(np.ascontiguousarray(rows).data).hexdigest()
+
+
+# ------------------------------------------------------------------------------ the parts of a sweep
+
+
+def run_straight(runner: Runner) -> None:
+    """Record every position of a session of one-token steps, and see that a step writes its rows alone."""
+    model = runner.model
+    session = model.session("straight")
+    runner.expected.append(Expected("", {}))
+    for at, token in enumerate(runner.tokens):
+        before = _mark_rows(model, session, at)
+        row = session.step([token])[0]
+        _check_writes(model, session, at, before)
+        runner.expected.append(Expected(digest_of(row), state_digests(model, session)))
+    session.close()
+
+
+def _mark_rows(model: LocalModel, session: Session, at: int) -> tuple[Rows, Rows]:
+    """Make the ring rows that the token at `at` will replace NaN, and copy both arenas."""
+    for _, rows in _rows_of_token(model, session, at):
+        rows[:] = DEAD_BYTE
+    return model.store.states.copy(), model.store.pages.copy()
+
+
+def _rows_of_token(model: LocalModel, session: Session, at: int) -> Iterator[tuple[str, Rows]]:
+    """Name and bytes of each ring row that belongs to a position."""
+    manifest, slot = model.manifest, session.timeline.lease.slot
+    for ring in manifest.rings:
+        start = slot * manifest.arenas.state_slot + ring.offset + at % ring.capacity * ring.row_bytes
+        yield ring.name, model.store.states[start : start + ring.row_bytes]
+
+
+def _append_rows_of_token(model: LocalModel, session: Session, at: int) -> Iterator[tuple[str, Rows]]:
+    """Name and bytes of each append row that the token at `at` completes."""
+    manifest, pages = model.manifest, session.timeline.lease.pages
+    for state in manifest.appends:
+        if (at + 1) % state.every:
+            continue
+        row = at // state.every
+        page = pages[row // state.rows_per_page]
+        start = page * manifest.arenas.page + state.offset + row % state.rows_per_page * state.row_bytes
+        yield state.name, model.store.pages[start : start + state.row_bytes]
+
+
+def _check_writes(model: LocalModel, session: Session, at: int, before: tuple[Rows, Rows]) -> None:
+    what = f"step at position {at}"
+    written = [*_rows_of_token(model, session, at), *_append_rows_of_token(model, session, at)]
+    for name, rows in written:
+        if np.all(rows == DEAD_BYTE):
+            fail(what, f"a row of @{name} where the plan has it", "none")
+    copies = [rows.copy() for _, rows in written]
+    for _, rows in written:  # what is left are rows that the plan gives to nobody
+        rows[:] = DEAD_BYTE
+    for (name, _), arena, old in zip(
+        (("states", 0), ("pages", 0)), (model.store.states, model.store.pages), before, strict=True
+    ):
+        changed = np.flatnonzero((arena != old) & (arena != DEAD_BYTE))
+        if len(changed):
+            fail(what, f"no write but to its own rows, none in {name}", f"one at byte {changed[0]}")
+    for (_, rows), copy in zip(written, copies, strict=True):
+        rows[:] = copy
+
+
+def rewind_in_place(runner: Runner) -> None:
+    """At chosen positions of one walk: garbage and back, by every near distance and by the horizon."""
+    limits = runner.model.manifest.limits
+    session = runner.model.session("rewound")
+    distances = [*range(1, min(limits.horizon, NEAR_DISTANCES) + 1), limits.horizon]
+    for at in interesting_positions(runner.model.manifest, runner.counts.tokens):
+        session.prefill(runner.tokens[session.position : at], chunk=_chunk(limits))
+        for distance in sorted({d for d in distances if 0 < d <= session.capacity - at}):
+            step_in_parts(session, runner.garbage[:distance], parts=1 + distance % 2)
+            _rewind_in_place(runner, session, at)
+            runner.counts.in_place += 1
+    session.close()
+
+
+def reject_drafts(runner: Runner) -> None:
+    """One walk of blocks that are accepted in part: 0 to all of 1 to 6 tokens, in a mixed order."""
+    session = runner.model.session("drafts")
+    widths = range(1, min(6, runner.model.manifest.limits.horizon) + 1)
+    cases = [(q, accepted) for q in widths for accepted in range(q + 1)]
+    order = np.random.default_rng(SEED).permutation(len(cases)).tolist() if cases else []
+    for index in itertools.cycle(order):
+        q, accepted = cases[index]
+        at = session.position
+        if at + q > runner.counts.tokens:
+            break
+        block = runner.tokens[at : at + accepted] + runner.garbage[: q - accepted]
+        session.step(block, all_logits=True)
+        _rewind_in_place(runner, session, at + accepted)
+        runner.counts.drafts += 1
+    session.close()
+
+
+def _rewind_in_place(runner: Runner, session: Session, to: int) -> None:
+    source = session.position
+    what = f"rewind in place by {source - to} from {source} to {to}"
+    kind = session.rewind(to).kind
+    if kind not in (RewindKind.IN_PLACE, RewindKind.NONE):
+        fail(what, "a rewind in place", kind.value)
+    runner.check(session, what)
+
+
+def fork_in_place(runner: Runner) -> None:
+    """Children at the end of a session and back to the horizon; parent and child go on apart."""
+    model = runner.model
+    if not model.manifest.capabilities.fork:
+        return
+    limits = model.manifest.limits
+    for at in interesting_positions(model.manifest, runner.counts.tokens)[::3]:
+        ahead = min(runner.counts.forks % (limits.horizon + 1), runner.counts.tokens - at)
+        parent = model.session("parent")
+        parent.prefill(runner.tokens[: at + ahead], chunk=_chunk(limits))
+        child, report = parent.fork(at)
+        what = f"fork at {at} of a session of {at + ahead} tokens"
+        if report.kind is not RewindKind.IN_PLACE:
+            fail(what, "a fork in place", report.kind.value)
+        step_in_parts(parent, runner.garbage[: min(3, parent.capacity - parent.position)], parts=1)
+        child.prefill(runner.tokens[at : min(at + 2, runner.counts.tokens)])
+        runner.check(child, what)
+        child.close()
+        parent.close()
+        runner.counts.forks += 1
+
+
+def step_in_parts(session: Session, tokens: Sequence[int], parts: int) -> None:
+    """Evaluate tokens in that many steps."""
+    size = max(1, -(-len(tokens) // parts))
+    for start in range(0, len(tokens), size):
+        session.step(tokens[start : start + size])
+
+
+def _chunk(limits: Limits) -> int:
+    """A chunk size that divides no window, so that borders fall everywhere."""
+    return min(limits.max_rows, 23)
+
+
+def interesting_positions(manifest: Manifest, length: int) -> list[int]:
+    """Borders of windows and rings with their neighbours, and sixteen positions in a row."""
+    borders: set[int] = {1}
+    for ring in manifest.rings:
+        for step in {ring.live.align, ring.live.back + 1, ring.capacity}:
+            if step >= NEAR_DISTANCES:
+                borders |= set(range(step, length, step))
+    near = {b + k for b in borders for k in (-1, 0, 1)}
+    near |= set(range(length // 2, length // 2 + NEAR_DISTANCES))
+    return sorted(p for p in near if 0 < p < length)
