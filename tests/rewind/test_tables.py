@@ -1,0 +1,195 @@
+"""The exhaustive tables: all phases x widths 1..6 x accepted 0..q, ratio 4 and 128, rings and rows jointly.
+
+They run on the runtime's own manifest, store, timeline and session code with exact compressors in NumPy
+(`row_machine`), in float32 and bfloat16; the last tests run a part of them on compiled kernels, whose states
+are float32. The oracle is a machine in another layout that never saw a rejected token (`official_layout`).
+What the tables can find is shown on the rules of that layout that were wrong, and on rings a row too short.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import numpy as np
+import pytest
+from artifacts import Build, Built, tokens_for
+from rewind.rollback_rules import judge
+from rewind.row_machine import STORAGE, row_manifest
+from rewind.table import MAX_WIDTH, PHASES, Case, Table, in_place, transactions
+from rewind_reference import Memo, poison
+
+from ds4c_runtime.local import open_local
+
+LATER_LAP = 256
+FIRST_LAP = 0
+ALL = transactions()
+BORDERS = transactions([*range(4), *range(122, PHASES)])
+HORIZON = MAX_WIDTH
+
+
+def test_there_are_as_many_transactions_as_elsewhere() -> None:
+    assert len(ALL) == 128 * (2 + 3 + 4 + 5 + 6 + 7) == 3456
+
+
+# ------------------------------------------------------------------------------------ in place
+
+
+def table(storage: str = "float32", horizon: int = HORIZON, short: str = "") -> Table:
+    return Table(row_manifest(storage, horizon, short))
+
+
+def test_in_place_every_transaction() -> None:
+    outcome = table().run(ALL, LATER_LAP, in_place)
+    assert outcome.total == 3456
+    assert outcome.is_clean, outcome.first
+
+
+@pytest.mark.parametrize("storage", STORAGE)
+def test_in_place_at_the_borders(storage: str) -> None:
+    outcome = table(storage).run(BORDERS, FIRST_LAP, in_place)
+    assert outcome.is_clean, outcome.first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(
+    ("storage", "lap"), [("float32", FIRST_LAP), *((s, LATER_LAP) for s in STORAGE if s != "float32")]
+)
+def test_in_place_every_transaction_in_every_storage(storage: str, lap: int) -> None:
+    outcome = table(storage).run(ALL, lap, in_place)
+    assert outcome.total == 3456
+    assert outcome.is_clean, outcome.first
+
+
+def two_in_a_row(phases: range) -> None:
+    """The state that a rollback left is what the next one starts from."""
+    pair = table(horizon=2 * MAX_WIDTH)
+    second = np.random.default_rng(1).permutation(len(ALL)).tolist()
+    parent = pair.model.open()
+    for index, first in enumerate(transactions(phases)):
+        start = LATER_LAP + first.phase
+        parent.prefill(pair.truth.tokens[parent.position : start])
+        child, _ = parent.fork(start)
+        for case in (first, ALL[second[index]]):
+            pair.transaction(child, child.position, case, in_place)
+        pair.check_future(child, child.position)
+        child.close()
+
+
+def test_two_transactions_in_a_row() -> None:
+    two_in_a_row(range(118, PHASES))
+
+
+@pytest.mark.slow
+def test_two_transactions_in_a_row_at_every_phase() -> None:
+    two_in_a_row(range(PHASES))
+
+
+# -------------------------------------------------------------- what the tables are able to find
+
+
+@pytest.mark.parametrize(
+    ("rule", "ratio", "wrong_bytes", "wrong_meaning", "of_these_narrow"),
+    [
+        ("old", 4, 2688, 1280, 320),
+        ("old", 128, 2688, 35, 10),
+        ("direct", 4, 1152, 768, 0),
+        ("direct", 128, 0, 0, 0),
+        ("replay", 4, 0, 0, 0),
+        ("replay", 128, 0, 0, 0),
+    ],
+)
+def test_rules_of_the_other_layout(
+    rule: str, ratio: int, wrong_bytes: int, wrong_meaning: int, of_these_narrow: int
+) -> None:
+    """Both oracles on rules whose failures are known; `narrow` are blocks of at most 4."""
+    found = judge(rule, ratio)
+    assert (len(found.wrong_bytes), len(found.wrong_meaning)) == (wrong_bytes, wrong_meaning)
+    assert sum(case.q <= 4 for case in found.wrong_meaning) == of_these_narrow
+    if rule == "old":
+        assert found.wrong_bytes[0] == Case(phase=0, q=1, accepted=0)
+    if rule == "direct" and ratio == 4:
+        assert min(case.q for case in found.wrong_bytes) == 5
+
+
+def test_narrow_failures_of_the_old_rule_are_the_known_ones() -> None:
+    accepted = {
+        ratio: {
+            (c.phase % ratio, c.q, c.accepted)
+            for c in judge("old", ratio).wrong_meaning
+            if c.q <= 4 and c.accepted
+        }
+        for ratio in (4, 128)
+    }
+    assert accepted[4] == {(1, 4, 1), (1, 4, 2), (2, 3, 1), (2, 4, 1)}
+    assert accepted[128] == {(125, 4, 1), (125, 4, 2), (126, 3, 1), (126, 4, 1)}
+
+
+@pytest.mark.parametrize("ring", [ring.name for ring in row_manifest("float32", HORIZON).rings])
+def test_a_ring_one_row_short_is_found(ring: str) -> None:
+    """A block of the whole horizon, rejected, and the token before it evaluated once more."""
+    widest = [Case(phase, HORIZON, 0) for phase in range(PHASES)]
+    assert table(short=ring).run(widest, LATER_LAP, in_place, follow=False).wrong_bytes
+
+
+def test_rows_that_are_used_before_they_are_rounded_are_found() -> None:
+    """In bfloat16 a block must use its own rows as the ring will have them."""
+    careless = Table(row_manifest("bfloat16", HORIZON), round_own_rows=False)
+    assert careless.run(BORDERS, LATER_LAP, in_place).wrong_bytes
+
+
+# ------------------------------------------------------------------------- on compiled kernels
+
+
+class Compiled:
+    """An artifact, a straight stream of tokens with a memo of every position, and tokens to reject."""
+
+    LENGTH = 512
+
+    def __init__(self, made: Built) -> None:
+        self.model = open_local(made.artifact, sessions=4)
+        self.memo = Memo(self.model, made.config)
+        self.right = tokens_for(made.config, self.LENGTH, seed=1)
+        self.wrong = tokens_for(made.config, self.LENGTH, seed=2)
+        self.memo.fill(self.right)
+
+    def run(self, cases: Sequence[Case], lap: int, follow: int) -> int:
+        """Transactions in place; then `follow` right tokens. Returns how many were run."""
+        parent = self.model.session()
+        for case in cases:
+            start = lap + case.phase
+            parent.prefill(self.right[parent.position : start])
+            child, _ = parent.fork(start)
+            commit = start + case.accepted
+            child.step(self.right[start:commit] + self.wrong[commit : start + case.q], all_logits=True)
+            in_place(child, commit, [])
+            poison(self.model, child)
+            self.memo.check(child)
+            child.prefill(self.right[commit : min(commit + follow, self.LENGTH)])
+            self.memo.check(child)
+            child.close()
+        parent.close()
+        return len(cases)
+
+
+@pytest.fixture(scope="module", params=["tiny-128", "tiny-8"])
+def compiled(built: Build, request: pytest.FixtureRequest) -> Compiled:
+    return Compiled(built(request.param))
+
+
+def test_every_phase_on_compiled_kernels(compiled: Compiled) -> None:
+    """Two transactions a phase, which over the phases are all widths and accepted counts."""
+    by_phase = [transactions([phase]) for phase in range(PHASES)]
+    cases = [mine[(7 * phase + k) % len(mine)] for phase, mine in enumerate(by_phase) for k in (0, 13)]
+    assert {(c.q, c.accepted) for c in cases} == {(c.q, c.accepted) for c in transactions([0])}
+    assert compiled.run(cases, lap=128, follow=5) == 256
+
+
+@pytest.mark.slow
+def test_every_transaction_on_compiled_kernels(compiled: Compiled) -> None:
+    assert compiled.run(ALL, lap=128, follow=5) == 3456
+
+
+@pytest.mark.slow
+def test_two_windows_later_on_compiled_kernels(compiled: Compiled) -> None:
+    cases = [transactions([phase])[(5 * phase) % 27] for phase in range(PHASES)]
+    assert compiled.run(cases, lap=128, follow=264) == 128
