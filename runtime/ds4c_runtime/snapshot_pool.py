@@ -150,7 +150,8 @@ class SnapshotPool:
                 offset = self._extents.take(size)
             if offset is not None:
                 return Reserved(position, parts, OnDevice(offset, size))
-            if not self.poll() and not self._give_up_any(ring, current):
+            # To wait for a copy that still holds room in the arena costs less than to lose a snapshot.
+            if not (self.poll() or self.poll(wait=True) or self._give_up_any(ring, current)):
                 return None
 
     def cancel(self, reserved: Reserved) -> None:

@@ -111,6 +111,8 @@ class SnapshotRing:
         """Entries that the rule of spacing does not keep, for a session at a position."""
         found = [e for e in self.left if not e.is_pinned][:-LEFT_BEHIND]
         turns = [e for e in self.branch if e.snapshot.origin in _TURNS][-TURN_ENDS:]
+        # The draft is still being verified: its end may be an interval, which must not push out its start.
+        turns += [e for e in self.branch if e.snapshot.origin is SnapshotOrigin.BEFORE_DRAFT][-1:]
         kept_above = position + 1
         below = [0, *(e.position for e in self.branch[:-1])]
         for entry, lower in zip(reversed(self.branch), reversed(below), strict=True):
