@@ -13,21 +13,19 @@ that went through the ring are the same).
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field, replace
-from pathlib import Path
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
-from fake_executable import small_manifest
+from fake_executable import FakeDevice, small_manifest
 from numpy.typing import NDArray
 
 from ds4c_runtime.device.base import Arena
-from ds4c_runtime.device.memory import aligned_zeros
+from ds4c_runtime.device.copy_thread import CopyThread, ThreadCopy
 from ds4c_runtime.manifest import (
     ITEM_BYTES,
     AppendState,
-    Arenas,
     HostState,
     IoField,
     Live,
@@ -35,10 +33,11 @@ from ds4c_runtime.manifest import (
     RingState,
     StateType,
 )
-from ds4c_runtime.manifest_checks import ROWS_OFFSET, block_layout
+from ds4c_runtime.manifest_checks import ROWS_OFFSET, block_layout, marks_layout
 from ds4c_runtime.session import Session
 from ds4c_runtime.state import StateStore
 from ds4c_runtime.step import Stepper
+from ds4c_runtime.transport import CopyMode
 
 Bits = NDArray[Any]
 U64 = NDArray[np.uint64]
@@ -113,9 +112,11 @@ def row_manifest(
         max_logit_rows=ROWS,
         page_tokens=page_tokens,
     )
-    sizes: Arenas = replace(base.arenas, state_slot=slot, page=page)
+    # More rings than `small_manifest` has: their places take more room in the list of marks.
+    marks = IoField(base.arenas.io, "int32", (marks_layout(base.limits.max_marks, len(rings)).size,))
+    sizes = replace(base.arenas, state_slot=slot, page=page, io=base.arenas.io + marks.bytes)
     states = (*rings, *appends, HostState("history", "host", "int32"))
-    return replace(base, states=states, arenas=sizes).with_id()
+    return replace(base, states=states, arenas=sizes, io=replace(base.io, marks=marks)).with_id()
 
 
 # ------------------------------------------------------------------------------------- arithmetic
@@ -193,36 +194,71 @@ class DeadRowError(AssertionError):
     """A step read a row that was poisoned."""
 
 
-@dataclass
-class RowDevice:
-    """Implements the `Device` protocol for manifests of `row_manifest`."""
+Restored = Callable[[RingState, int], range]
+"""(ring, position) -> positions of the rows that a snapshot holds."""
 
-    manifest: Manifest
-    name: str = "cpu"
-    weights: Arena = field(default_factory=lambda: aligned_zeros(0))
+
+def all_live(ring: RingState, position: int) -> range:
+    """What a snapshot has to hold."""
+    return range(max(0, ring.live.first(position)), position)
+
+
+class LateCopies(CopyThread):
+    """No copy is done before somebody waits for it or for a later one: the slowest that is allowed."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._waiting: list[LateCopy] = []
+
+    def submit(self, source: Arena, target: Arena) -> ThreadCopy:
+        self._waiting.append(LateCopy(source, target, self))
+        return self._waiting[-1]
+
+    def run_until(self, copy: ThreadCopy) -> None:
+        """Do all copies up to one, in order."""
+        while copy in self._waiting:
+            self._waiting.pop(0).run()
+
+
+class LateCopy(ThreadCopy):
+    """A copy that runs when it is waited for."""
+
+    def __init__(self, source: Arena, target: Arena, copies: LateCopies) -> None:
+        super().__init__(source, target)
+        self._copies = copies
+
+    def wait(self) -> None:
+        self._copies.run_until(self)
+        super().wait()
+
+
+@dataclass
+class RowDevice(FakeDevice):
+    """Runs manifests of `row_manifest`; memory and copies are those of `FakeDevice`.
+
+    Attributes:
+        round_own_rows: False is the mistake to use the rows of the block before they are rounded.
+        restored: other than `all_live` is the mistake to put back fewer rows.
+    """
+
     round_own_rows: bool = True
-    """False is the mistake to use the rows of the block before they are rounded."""
+    restored: Restored = all_live
 
     def __post_init__(self) -> None:
         self._rings = {ring.name: ring for ring in self.manifest.rings}
         self._appends = {state.name: state for state in self.manifest.appends}
         limits = self.manifest.limits
         self._at = block_layout(limits.max_rows, limits.max_segments)
+        self._marks_at = marks_layout(limits.max_marks, len(self.manifest.rings))
         self._made: dict[tuple[str, int, bytes], tuple[Bits, Bits]] = {}
 
-    def load(self, folder: Path, manifest: Manifest, threads: int) -> None:
-        """Nothing to load."""
-
-    def allocate(self, size: int) -> Arena:
-        return aligned_zeros(size)
-
-    def copy(self, arena: Arena, source: int, target: int, size: int) -> None:
-        arena[target : target + size] = arena[source : source + size]
-
     def call(self, entry: str, arenas: Sequence[Arena]) -> None:
+        """Run an entry point."""
         getattr(self, f"_{entry}")(*arenas)
 
-    def _step(self, io: Arena, weights: Arena, workspace: Arena, states: Arena, pages: Arena) -> None:
+    def _step(
+        self, io: Arena, weights: Arena, workspace: Arena, states: Arena, pages: Arena, snapshots: Arena
+    ) -> None:
         block, at = _field(io, self.manifest.io.block), self._at
         rows, segments = int(block[0]), int(block[1])
         starts = block[at.segment_starts : at.segment_starts + segments + 1].tolist()
@@ -232,22 +268,59 @@ class RowDevice:
             part = slice(starts[b], starts[b + 1])
             table = _field(io, self.manifest.io.page_tables)[b]
             slot, first = int(block[at.slots + b]), int(block[at.positions + starts[b]])
-            sums[part] = self._segment(states, pages, slot, first, tokens[part], table)
+            marks = [(at, places) for owner, at, places in self._marks(io) if owner == b]
+            old = self._old_rows(states, slot, first)
+            self._save_inside(snapshots, marks, old, first, tokens[part])
+            sums[part] = self._segment(states, pages, slot, first, tokens[part], table, old)
         wanted = _field(io, self.manifest.io.logit_rows)
         count = int(wanted[0])
         picked = wanted[ROWS_OFFSET : ROWS_OFFSET + count]
         _field(io, self.manifest.io.logits)[:count] = logits_of(sums[picked])
 
-    def _segment(self, states: Arena, pages: Arena, slot: int, p: int, tokens: Bits, table: Bits) -> U64:
+    def _old_rows(self, states: Arena, slot: int, p: int) -> list[Bits]:
+        """Live rows of each ring before a block at `p`."""
+        out: list[Bits] = []
+        for ring in self.manifest.rings:
+            live = all_live(ring, p)
+            old = self.ring(states, slot, ring)[np.array(live, int) % ring.capacity]
+            _refuse_dead(old, f"{ring.name} from position {live.start}")
+            out.append(old)
+        return out
+
+    def _save_inside(
+        self,
+        snapshots: Arena,
+        marks: Sequence[tuple[int, list[int]]],
+        old: Sequence[Bits],
+        p: int,
+        tokens: Bits,
+    ) -> None:
+        """Snapshots at positions inside a block: rows before it from the ring, then the block's own."""
+        for at, places in marks:
+            for salt, (ring, rows) in enumerate(zip(self.manifest.rings, old, strict=True)):
+                own, _ = self._own_rows(salt, ring, p, tokens.tobytes())
+                first = max(0, ring.live.first(p))
+                live = all_live(ring, at)
+                picked = np.concatenate([rows, own])[np.array(live, int) - first]
+                self._saved(snapshots, places[salt], ring, len(live))[:] = picked
+
+    def _segment(
+        self,
+        states: Arena,
+        pages: Arena,
+        slot: int,
+        p: int,
+        tokens: Bits,
+        table: Bits,
+        old_rows: Sequence[Bits],
+    ) -> U64:
         q = len(tokens)
         positions = np.arange(p, p + q)
         seen: dict[str, tuple[int, Bits]] = {}
         writes: list[tuple[Bits, Bits, Bits]] = []
         for salt, ring in enumerate(self.manifest.rings):
             rows = self.ring(states, slot, ring)
-            first = max(0, ring.live.first(p))
-            old = rows[np.arange(first, p) % ring.capacity]
-            _refuse_dead(old, ring.dtype, f"{ring.name} from position {first}")
+            first, old = max(0, ring.live.first(p)), old_rows[salt]
             own, used = self._own_rows(salt, ring, p, tokens.tobytes())
             seen[ring.name] = (first, np.concatenate([as_float_bits(old), used]))
             kept = np.arange(max(p, p + q - ring.capacity), p + q)
@@ -300,7 +373,7 @@ class RowDevice:
             self._page_rows(state, pages, table, closing, values)
         count = (p + q) // c.ratio
         rows = self._page_rows(state, pages, table, np.arange(count))
-        _refuse_dead(rows, state.dtype, state.name)
+        _refuse_dead(rows, state.name)
         sums = running_sums(row_terms(rows, np.arange(count), 20 + salt))
         return sums[np.arange(p + 1, p + q + 1) // c.ratio]
 
@@ -328,6 +401,38 @@ class RowDevice:
         raw = states[start : start + ring.capacity * ring.row_bytes]
         return raw.view(bits_dtype(ring.dtype)).reshape(ring.capacity, ring.width)
 
+    def _marks(self, io: Arena) -> list[tuple[int, int, list[int]]]:
+        """Owner, position and places of the rings' rows, in bytes, of each mark."""
+        numbers, at = _field(io, self.manifest.io.marks), self._marks_at
+        rings = range(len(self.manifest.rings))
+        return [
+            (
+                int(numbers[at.owners + m]),
+                int(numbers[at.positions + m]),
+                [64 * int(numbers[at.offsets(ring) + m]) for ring in rings],
+            )
+            for m in range(int(numbers[0]))
+        ]
+
+    def _saved(self, snapshots: Arena, place: int, ring: RingState, rows: int) -> Bits:
+        raw = snapshots[place : place + rows * ring.row_bytes]
+        return raw.view(bits_dtype(ring.dtype)).reshape(rows, ring.width)
+
+    def _snapshot(self, io: Arena, states: Arena, snapshots: Arena) -> None:
+        for slot, at, places in self._marks(io):
+            for place, ring, rows in zip(
+                places, self.manifest.rings, self._old_rows(states, slot, at), strict=True
+            ):
+                self._saved(snapshots, place, ring, len(rows))[:] = rows
+
+    def _restore(self, io: Arena, states: Arena, snapshots: Arena) -> None:
+        for slot, at, places in self._marks(io):
+            for place, ring in zip(places, self.manifest.rings, strict=True):
+                live = all_live(ring, at)
+                saved = self._saved(snapshots, place, ring, len(live))
+                for position in self.restored(ring, at):
+                    self.ring(states, slot, ring)[position % ring.capacity] = saved[position - live.start]
+
     def _fork(self, io: Arena, states: Arena) -> None:
         source, target, first, at = _field(io, self.manifest.io.fork_args)[:4].tolist()
         for ring in self.manifest.rings:
@@ -339,7 +444,7 @@ def _field(io: Arena, at: IoField) -> NDArray[np.int32]:
     return io[at.offset : at.offset + at.bytes].view(at.dtype).reshape(at.shape)
 
 
-def _refuse_dead(rows: Bits, dtype: StateType, what: str) -> None:
+def _refuse_dead(rows: Bits, what: str) -> None:
     if len(rows) and (rows == np.iinfo(rows.dtype).max).any():
         raise DeadRowError(f"dead row read: {what}")
 
@@ -354,10 +459,11 @@ class RowModel:
     stepper: Stepper
 
     @staticmethod
-    def of(manifest: Manifest, sessions: int = 3, round_own_rows: bool = True) -> RowModel:
-        row_device = RowDevice(manifest, round_own_rows=round_own_rows)
-        store = StateStore(manifest, row_device, sessions, sessions * manifest.limits.pages_per_session)
-        return RowModel(manifest, row_device, store, Stepper(manifest, row_device, store))
+    def of(device: RowDevice, copy_mode: CopyMode = CopyMode.DEVICE, sessions: int = 3) -> RowModel:
+        manifest = device.manifest
+        pages = sessions * manifest.limits.pages_per_session
+        store = StateStore(manifest, device, sessions, pages, copy_mode=copy_mode)
+        return RowModel(manifest, device, store, Stepper(manifest, device, store))
 
     def open(self) -> Session:
         return Session(self.stepper, self.store, "table")

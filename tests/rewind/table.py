@@ -16,12 +16,14 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from rewind.official_layout import Position, straight
-from rewind.row_machine import CONTEXT, VOCABULARY, RowModel
+from rewind.row_machine import CONTEXT, VOCABULARY, RowDevice, RowModel
 
 from ds4c_runtime.errors import RuntimeFailure
 from ds4c_runtime.manifest import Manifest
 from ds4c_runtime.reports import RewindKind
 from ds4c_runtime.session import Session
+from ds4c_runtime.snapshot import SnapshotOrigin
+from ds4c_runtime.transport import CopyMode
 
 PHASES = 128
 MAX_WIDTH = 6
@@ -83,23 +85,68 @@ class Truth:
         return self.tokens[start:right] + self.garbage[right : start + case.q]
 
 
-Undo = Callable[[Session, int, Sequence[int]], None]
-"""Takes a session that is past `to` back to it: (session, to, accepted tokens of the block)."""
+@dataclass(frozen=True)
+class Way:
+    """A way back: what is done before the block, and after it.
+
+    `after` takes the session, the position to go to and the accepted tokens of the block.
+    """
+
+    before: Callable[[Session], None]
+    after: Callable[[Session, int, Sequence[int]], None]
 
 
-def in_place(session: Session, to: int, accepted: Sequence[int]) -> None:
-    """Go back without moving any data."""
+def nothing(session: Session) -> None:
+    """Nothing is prepared."""
+
+
+def move_back(session: Session, to: int, accepted: Sequence[int]) -> None:
+    """Within the horizon no data moves."""
     assert session.rewind(to).kind in (RewindKind.IN_PLACE, RewindKind.NONE)
+
+
+def save(session: Session) -> None:
+    """A snapshot of what the block begins from; of position 0 there is none."""
+    info = session.take_snapshot(SnapshotOrigin.BEFORE_DRAFT)
+    assert (info is None) == (session.position == 0)
+
+
+def restore_and_replay(session: Session, to: int, accepted: Sequence[int]) -> None:
+    """The planner finds the snapshot, and the rewind replays what was accepted after it."""
+    start = to - len(accepted)
+    report = session.rewind(to)
+    if report.kind is RewindKind.NONE:
+        return
+    assert report.base_position >= start, "the snapshot at the start of the block was not used"
+    assert report.kind is _far(to, report.base_position)
+
+
+def _far(to: int, base: int) -> RewindKind:
+    if not base:
+        return RewindKind.REBUILD
+    return RewindKind.SNAPSHOT_REPLAY if to > base else RewindKind.SNAPSHOT
+
+
+def restore_then_step(session: Session, to: int, accepted: Sequence[int]) -> None:
+    """The client goes to the start and gives the accepted tokens again."""
+    start = to - len(accepted)
+    session.rewind(start)
+    session.prefill(accepted)
+
+
+IN_PLACE = Way(nothing, move_back)
+BY_SNAPSHOT = Way(save, restore_and_replay)
+BY_HAND = Way(save, restore_then_step)
 
 
 class Table:
     """Runs transactions on the runtime's own session code."""
 
-    def __init__(self, manifest: Manifest, *, round_own_rows: bool = True) -> None:
-        self.model = RowModel.of(manifest, round_own_rows=round_own_rows)
-        self.truth = Truth(manifest)
+    def __init__(self, device: RowDevice, copy_mode: CopyMode = CopyMode.DEVICE) -> None:
+        self.model = RowModel.of(device, copy_mode)
+        self.truth = Truth(device.manifest)
 
-    def run(self, cases: Sequence[Case], lap: int, undo: Undo, *, follow: bool = True) -> Outcome:
+    def run(self, cases: Sequence[Case], lap: int, way: Way, *, follow: bool = True) -> Outcome:
         """All cases with starts `lap + phase`; each on a fresh fork of a session that is there.
 
         Without `follow` only the bytes are compared.
@@ -113,7 +160,7 @@ class Table:
             child, _ = parent.fork(start)
             outcome.total += 1
             try:
-                self.transaction(child, start, case, undo)
+                self.transaction(child, start, case, way)
             except FAILURES:
                 outcome.wrong_bytes.append(case)
             if follow:
@@ -132,11 +179,12 @@ class Table:
         parent.prefill(self.truth.tokens[parent.position : start])
         return parent
 
-    def transaction(self, session: Session, start: int, case: Case, undo: Undo) -> None:
+    def transaction(self, session: Session, start: int, case: Case, way: Way) -> None:
         """One block, the way back, and the bytes."""
         block = self.truth.block(start, case)
+        way.before(session)
         session.step(block, all_logits=True)
-        undo(session, start + case.accepted, block[: case.accepted])
+        way.after(session, start + case.accepted, block[: case.accepted])
         session.timeline.poison_dead_rows()
         self.check_now(session)
 

@@ -14,11 +14,24 @@ import numpy as np
 import pytest
 from artifacts import Build, Built, tokens_for
 from rewind.rollback_rules import judge
-from rewind.row_machine import STORAGE, row_manifest
-from rewind.table import MAX_WIDTH, PHASES, Case, Table, in_place, transactions
+from rewind.row_machine import STORAGE, LateCopies, Restored, RowDevice, all_live, row_manifest
+from rewind.table import (
+    BY_HAND,
+    BY_SNAPSHOT,
+    FAILURES,
+    IN_PLACE,
+    MAX_WIDTH,
+    PHASES,
+    Case,
+    Table,
+    transactions,
+)
 from rewind_reference import Memo, poison
 
+from ds4c_runtime.device.copy_thread import CopyThread
 from ds4c_runtime.local import open_local
+from ds4c_runtime.manifest import RingState
+from ds4c_runtime.transport import CopyMode
 
 LATER_LAP = 256
 FIRST_LAP = 0
@@ -35,18 +48,18 @@ def test_there_are_as_many_transactions_as_elsewhere() -> None:
 
 
 def table(storage: str = "float32", horizon: int = HORIZON, short: str = "") -> Table:
-    return Table(row_manifest(storage, horizon, short))
+    return Table(RowDevice(row_manifest(storage, horizon, short)))
 
 
 def test_in_place_every_transaction() -> None:
-    outcome = table().run(ALL, LATER_LAP, in_place)
+    outcome = table().run(ALL, LATER_LAP, IN_PLACE)
     assert outcome.total == 3456
     assert outcome.is_clean, outcome.first
 
 
 @pytest.mark.parametrize("storage", STORAGE)
 def test_in_place_at_the_borders(storage: str) -> None:
-    outcome = table(storage).run(BORDERS, FIRST_LAP, in_place)
+    outcome = table(storage).run(BORDERS, FIRST_LAP, IN_PLACE)
     assert outcome.is_clean, outcome.first
 
 
@@ -55,7 +68,7 @@ def test_in_place_at_the_borders(storage: str) -> None:
     ("storage", "lap"), [("float32", FIRST_LAP), *((s, LATER_LAP) for s in STORAGE if s != "float32")]
 )
 def test_in_place_every_transaction_in_every_storage(storage: str, lap: int) -> None:
-    outcome = table(storage).run(ALL, lap, in_place)
+    outcome = table(storage).run(ALL, lap, IN_PLACE)
     assert outcome.total == 3456
     assert outcome.is_clean, outcome.first
 
@@ -70,7 +83,7 @@ def two_in_a_row(phases: range) -> None:
         parent.prefill(pair.truth.tokens[parent.position : start])
         child, _ = parent.fork(start)
         for case in (first, ALL[second[index]]):
-            pair.transaction(child, child.position, case, in_place)
+            pair.transaction(child, child.position, case, IN_PLACE)
         pair.check_future(child, child.position)
         child.close()
 
@@ -82,6 +95,55 @@ def test_two_transactions_in_a_row() -> None:
 @pytest.mark.slow
 def test_two_transactions_in_a_row_at_every_phase() -> None:
     two_in_a_row(range(PHASES))
+
+
+# ------------------------------------------------------------------------------- by a snapshot
+
+
+def snapshot_table(
+    storage: str = "float32", mode: CopyMode = CopyMode.DEVICE, *, late: bool = False
+) -> Table:
+    """No horizon: every rejected token takes the snapshot that was saved right before the block.
+
+    Save, overwrite and restore follow each other with no wait in between; the rings have a row more than is
+    live, so that a block of 6 overwrites live rows. `late`: no copy is done before it is waited for.
+    """
+    copies = LateCopies() if late else CopyThread()
+    return Table(RowDevice(row_manifest(storage, horizon=0), copies=copies), mode)
+
+
+STORED = [*(("float32", mode) for mode in CopyMode), ("bfloat16", CopyMode.DEVICE)]
+
+
+def test_by_snapshot_every_transaction() -> None:
+    outcome = snapshot_table().run(ALL, LATER_LAP, BY_SNAPSHOT, follow=False)
+    assert outcome.total == 3456
+    assert outcome.is_clean, outcome.first
+
+
+@pytest.mark.parametrize(("storage", "mode"), STORED)
+def test_by_snapshot_at_the_borders(storage: str, mode: CopyMode) -> None:
+    outcome = snapshot_table(storage, mode).run(BORDERS, FIRST_LAP, BY_SNAPSHOT)
+    assert outcome.is_clean, outcome.first
+
+
+@pytest.mark.parametrize("mode", [CopyMode.HOST_ASYNC, CopyMode.HOST_PINNED])
+def test_by_snapshot_with_copies_that_are_as_late_as_they_can_be(mode: CopyMode) -> None:
+    outcome = snapshot_table(mode=mode, late=True).run(BORDERS, LATER_LAP, BY_SNAPSHOT)
+    assert outcome.is_clean, outcome.first
+
+
+def test_by_snapshot_with_tokens_given_again() -> None:
+    outcome = snapshot_table().run(BORDERS, LATER_LAP, BY_HAND)
+    assert outcome.is_clean, outcome.first
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize(("storage", "mode"), STORED)
+def test_by_snapshot_every_transaction_in_every_copy_mode(storage: str, mode: CopyMode) -> None:
+    outcome = snapshot_table(storage, mode).run(ALL, LATER_LAP, BY_SNAPSHOT)
+    assert outcome.total == 3456
+    assert outcome.is_clean, outcome.first
 
 
 # -------------------------------------------------------------- what the tables are able to find
@@ -124,17 +186,51 @@ def test_narrow_failures_of_the_old_rule_are_the_known_ones() -> None:
     assert accepted[128] == {(125, 4, 1), (125, 4, 2), (126, 3, 1), (126, 4, 1)}
 
 
-@pytest.mark.parametrize("ring", [ring.name for ring in row_manifest("float32", HORIZON).rings])
+@pytest.mark.parametrize("ring", ["", *(ring.name for ring in row_manifest("float32", HORIZON).rings)])
 def test_a_ring_one_row_short_is_found(ring: str) -> None:
-    """A block of the whole horizon, rejected, and the token before it evaluated once more."""
-    widest = [Case(phase, HORIZON, 0) for phase in range(PHASES)]
-    assert table(short=ring).run(widest, LATER_LAP, in_place, follow=False).wrong_bytes
+    """Two blocks, together the whole horizon, and back, with the token before evaluated once more."""
+    short, wrong = table(short=ring), 0
+    for phase in range(PHASES):
+        start = LATER_LAP + phase
+        session = short.model.open()
+        session.prefill(short.truth.tokens[:start])
+        for part in (short.truth.garbage[:2], short.truth.garbage[2:HORIZON]):
+            session.step(part)
+        IN_PLACE.after(session, start, [])
+        try:
+            short.check_now(session)
+        except FAILURES:
+            wrong += 1
+        session.close()
+    assert bool(wrong) == bool(ring)
+
+
+def only_previous_window(ring: RingState, position: int) -> range:
+    """What the wrong rule saved of ratio 4: rows 0-3."""
+    live = all_live(ring, position)
+    return live if ring.every != 4 else range(live.start, max(live.start, position // 4 * 4))
+
+
+def no_ratio_128(ring: RingState, position: int) -> range:
+    """What the wrong rule saved of ratio 128: nothing."""
+    return range(0) if ring.every == 128 else all_live(ring, position)
+
+
+@pytest.mark.parametrize(
+    ("rule", "first", "count"),
+    [(only_previous_window, Case(99, 6, 0), 8 * 6), (no_ratio_128, Case(123, 6, 0), 70)],
+)
+def test_the_wrong_rules_are_found_in_our_layout_too(rule: Restored, first: Case, count: int) -> None:
+    """A block that wraps writes over rows that the window still needs: the fewest cases of all layouts."""
+    careless = Table(RowDevice(row_manifest("float32", horizon=0), restored=rule))
+    outcome = careless.run(transactions(range(96, PHASES)), LATER_LAP, BY_SNAPSHOT, follow=False)
+    assert (len(outcome.wrong_bytes), outcome.wrong_bytes[0]) == (count, first)
 
 
 def test_rows_that_are_used_before_they_are_rounded_are_found() -> None:
     """In bfloat16 a block must use its own rows as the ring will have them."""
-    careless = Table(row_manifest("bfloat16", HORIZON), round_own_rows=False)
-    assert careless.run(BORDERS, LATER_LAP, in_place).wrong_bytes
+    careless = Table(RowDevice(row_manifest("bfloat16", HORIZON), round_own_rows=False))
+    assert careless.run(BORDERS, LATER_LAP, IN_PLACE).wrong_bytes
 
 
 # ------------------------------------------------------------------------- on compiled kernels
@@ -161,7 +257,7 @@ class Compiled:
             child, _ = parent.fork(start)
             commit = start + case.accepted
             child.step(self.right[start:commit] + self.wrong[commit : start + case.q], all_logits=True)
-            in_place(child, commit, [])
+            IN_PLACE.after(child, commit, [])
             poison(self.model, child)
             self.memo.check(child)
             child.prefill(self.right[commit : min(commit + follow, self.LENGTH)])
