@@ -82,12 +82,12 @@ def check_rewind(folder: Path, manifest: Manifest, threads: int, *, quiet: bool)
     counts = sweep(folder, threads, progress=lambda part: print_note(f"running {part}"))
     if not quiet:
         print_result(
-            f"rewinds    {counts.in_place} in place, {counts.drafts} rejected drafts, {counts.forks} forks "
-            f"in sessions of up to {counts.tokens} tokens"
+            f"rewinds    {counts.in_place} in place ({counts.drafts} of drafts), {counts.snapshots} to "
+            f"snapshots, {counts.replays} with a replay, {counts.forwards} forwards, {counts.forks} forks"
         )
         print_result(
-            f"compared   {counts.compared} positions with a session that never rewound: all equal, "
-            "bit for bit"
+            f"compared   {counts.compared} times with a session of {counts.tokens} tokens that never "
+            "rewound: all equal, bit for bit"
         )
     return {"proof": dataclasses.asdict(proof), "sweep": dataclasses.asdict(counts)}
 

@@ -21,6 +21,7 @@ from ds4c_runtime.local import LocalModel, open_local
 from ds4c_runtime.manifest import Limits, Manifest
 from ds4c_runtime.reports import RewindKind
 from ds4c_runtime.session import Session
+from ds4c_runtime.snapshot import SnapshotLayout
 from ds4c_runtime.state import DEAD_BYTE, Rows
 from ds4c_runtime.step import Logits
 
@@ -28,6 +29,10 @@ SESSIONS = 4
 """Slots: reference, the session that rewinds, its fork, and one that nobody may write to."""
 NEAR_DISTANCES = 16
 """Every distance up to this is tried at every position; beyond it the horizon itself."""
+WALKS = 4
+"""Sessions that share the positions of snapshots, so that each has some tokens between two of them."""
+MORE_SNAPSHOTS = 16
+"""Room for snapshots of a session besides those at every interval."""
 MAX_TOKENS = 1024
 """Longest session of a sweep."""
 SEED = 20261130
@@ -39,13 +44,18 @@ class Sweep:
 
     Attributes:
         tokens: length of the reference session. compared: positions compared, logits and all live rows.
-        in_place, drafts, forks: operations by kind.
+        in_place: rewinds without a copy. drafts: of these, after a block that was accepted in part.
+        snapshots: rewinds that restored a snapshot. replays: that replayed tokens after one.
+        forwards: restores of a later position, after the session had left it. forks: new sessions.
     """
 
     tokens: int
     compared: int = 0
     in_place: int = 0
     drafts: int = 0
+    snapshots: int = 0
+    replays: int = 0
+    forwards: int = 0
     forks: int = 0
 
 
@@ -111,9 +121,16 @@ def sweep(folder: Path, threads: int, progress: Callable[[str], None]) -> Sweep:
     """
     manifest = Manifest.read(folder)
     length = sweep_length(manifest)
-    pages = SESSIONS * -(-length // manifest.limits.page_tokens)
+    intervals = -(-length // manifest.limits.page_tokens)
     # The proof has run; a plan that it cannot see through is for the sweep to find.
-    model = open_local(folder, sessions=SESSIONS, threads=threads, pages=pages, check_rings=False)
+    model = open_local(
+        folder,
+        sessions=SESSIONS,
+        threads=threads,
+        pages=2 * SESSIONS * intervals,
+        snapshot_bytes=SESSIONS * (intervals + MORE_SNAPSHOTS) * SnapshotLayout(manifest).largest(),
+        check_rings=False,
+    )
     rng = np.random.default_rng(SEED)
     tokens, garbage = (rng.integers(0, manifest.model.vocab_size, length).tolist() for _ in range(2))
     runner = Runner(model, tokens, garbage, Sweep(length))
@@ -121,7 +138,9 @@ def sweep(folder: Path, threads: int, progress: Callable[[str], None]) -> Sweep:
         ("a straight session", run_straight),
         ("rewinds in place", rewind_in_place),
         ("rejected drafts", reject_drafts),
-        ("forks", fork_in_place),
+        ("rewinds to snapshots", restore_snapshots),
+        ("rewinds to snapshots that steps took", restore_marks),
+        ("forks", fork_everywhere),
     ):
         progress(name)
         part(runner)
@@ -129,8 +148,8 @@ def sweep(folder: Path, threads: int, progress: Callable[[str], None]) -> Sweep:
 
 
 def sweep_length(manifest: Manifest) -> int:
-    """Tokens of the sessions: two laps of the longest ring and of the longest window, within the context."""
-    longest = max((max(r.capacity, r.live.align) for r in manifest.rings), default=1)
+    """Tokens of the sessions: two laps of the longest ring, window and page, within the context."""
+    longest = max(manifest.limits.page_tokens, *(max(r.capacity, r.live.align) for r in manifest.rings))
     return min(manifest.model.context, MAX_TOKENS, 2 * longest + 2 * NEAR_DISTANCES + 16)
 
 
@@ -227,7 +246,6 @@ def rewind_in_place(runner: Runner) -> None:
         for distance in sorted({d for d in distances if 0 < d <= session.capacity - at}):
             step_in_parts(session, runner.garbage[:distance], parts=1 + distance % 2)
             _rewind_in_place(runner, session, at)
-            runner.counts.in_place += 1
     session.close()
 
 
@@ -255,27 +273,89 @@ def _rewind_in_place(runner: Runner, session: Session, to: int) -> None:
     kind = session.rewind(to).kind
     if kind not in (RewindKind.IN_PLACE, RewindKind.NONE):
         fail(what, "a rewind in place", kind.value)
+    _count(runner.counts, kind)
     runner.check(session, what)
 
 
-def fork_in_place(runner: Runner) -> None:
-    """Children at the end of a session and back to the horizon; parent and child go on apart."""
-    model = runner.model
+def restore_snapshots(runner: Runner) -> None:
+    """Walks: a snapshot, garbage beyond the horizon, back to it; then again to some tokens after it."""
+    positions = interesting_positions(runner.model.manifest, runner.counts.tokens)
+    for first in range(WALKS):
+        session = runner.model.session("restored")
+        for at in positions[first::WALKS]:
+            _restore_at(runner, session, at, known=1 + at % 5)
+        session.close()
+
+
+def _restore_at(runner: Runner, session: Session, at: int, known: int) -> None:
+    limits, length = runner.model.manifest.limits, runner.counts.tokens
+    away = limits.horizon + 1
+    if at < session.position or at + known + away > session.capacity:
+        return
+    session.prefill(runner.tokens[session.position : at], chunk=_chunk(limits))
+    pinned = session.pin(position=at)
+    for to in (at, min(at + known, length)):
+        session.prefill(runner.tokens[at:to])
+        leave_and_return(runner, session, to, away)
+    session.unpin(pinned.snapshot_id)
+
+
+def leave_and_return(runner: Runner, session: Session, to: int, away: int) -> None:
+    """Garbage of `away` tokens, and a rewind that has to restore a snapshot."""
+    session.prefill(list(itertools.islice(itertools.cycle(runner.garbage), away)))
+    report = session.rewind(to)
+    what = f"{report.kind.value} from {to + away} to {to} (snapshot at {report.base_position})"
+    if report.kind not in (RewindKind.SNAPSHOT, RewindKind.SNAPSHOT_REPLAY):
+        fail(what, "a rewind that restores a snapshot", report.kind.value)
+    _count(runner.counts, report.kind)
+    runner.check(session, what)
+
+
+def _count(counts: Sweep, kind: RewindKind) -> None:
+    counts.in_place += kind in (RewindKind.IN_PLACE, RewindKind.NONE)
+    counts.snapshots += kind is RewindKind.SNAPSHOT
+    counts.replays += kind is RewindKind.SNAPSHOT_REPLAY
+
+
+def restore_marks(runner: Runner) -> None:
+    """Snapshots that long steps took in passing: back to each of them and near it, then forwards again."""
+    limits, length = runner.model.manifest.limits, runner.counts.tokens
+    session = runner.model.session("marks")
+    session.prefill(runner.tokens)
+    for base in range(length // limits.page_tokens * limits.page_tokens, 0, -limits.page_tokens):
+        for to in sorted({min(base + more, session.position) for more in (0, 1, 37)}, reverse=True):
+            source = session.position
+            report = session.rewind(to)
+            if report.kind is RewindKind.REBUILD:
+                fail(f"rewind from {source} to {to}", f"a snapshot at {base}", "a rebuild from position 0")
+            _count(runner.counts, report.kind)
+            runner.check(session, f"{report.kind.value} from {source} to {to}")
+    for info in session.snapshots():
+        if info.position > session.position:
+            session.rewind_to_snapshot(info.snapshot_id)
+            runner.counts.forwards += 1
+            runner.check(session, f"restore of snapshot {info.snapshot_id} at {info.position}, forwards")
+    session.close()
+
+
+def fork_everywhere(runner: Runner) -> None:
+    """Children at the end of a session and anywhere before it; parent and child go on apart."""
+    model, tokens = runner.model, runner.tokens
     if not model.manifest.capabilities.fork:
         return
-    limits = model.manifest.limits
-    for at in interesting_positions(model.manifest, runner.counts.tokens)[::3]:
-        ahead = min(runner.counts.forks % (limits.horizon + 1), runner.counts.tokens - at)
+    limits, length = model.manifest.limits, runner.counts.tokens
+    for index, at in enumerate(interesting_positions(model.manifest, length)[::3]):
+        ahead = min((index * 7) % (2 * limits.horizon + 2), length - at)
         parent = model.session("parent")
-        parent.prefill(runner.tokens[: at + ahead], chunk=_chunk(limits))
+        parent.prefill(tokens[: at + ahead], chunk=_chunk(limits))
         child, report = parent.fork(at)
-        what = f"fork at {at} of a session of {at + ahead} tokens"
-        if report.kind is not RewindKind.IN_PLACE:
-            fail(what, "a fork in place", report.kind.value)
+        what = f"fork at {at} of a session of {at + ahead} tokens ({report.kind.value})"
         step_in_parts(parent, runner.garbage[: min(3, parent.capacity - parent.position)], parts=1)
-        child.prefill(runner.tokens[at : min(at + 2, runner.counts.tokens)])
+        child.prefill(tokens[at : min(at + 2, length)])
         runner.check(child, what)
         child.close()
+        parent.rewind(at + ahead)
+        runner.check(parent, f"rewind of the parent of a {what}")
         parent.close()
         runner.counts.forks += 1
 

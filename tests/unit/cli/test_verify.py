@@ -14,6 +14,7 @@ from artifacts import Build
 from ds4c.cli import verify_plan
 from ds4c.cli.main import main
 from ds4c_runtime.manifest import AppendState, Live, Manifest, RingState
+from ds4c_runtime.manifest_checks import marks_layout
 
 
 def edited(source: Path, target: Path, edit: Callable[[Manifest], Manifest]) -> Path:
@@ -82,6 +83,22 @@ def with_longer_pages(manifest: Manifest) -> Manifest:
     )
 
 
+def with_other_order(manifest: Manifest) -> Manifest:
+    """Two rings have each other's turn in a snapshot, whose parts stand in the order of the rings."""
+    one, two = manifest.rings[0], next(s for s in manifest.rings if s.name == "l2.kv")
+    turns = {one.name: two, two.name: one}
+    return replace(manifest, states=tuple(turns.get(s.name, s) for s in manifest.states))
+
+
+def with_more_marks(manifest: Manifest) -> Manifest:
+    """Room for more snapshots in one call, and their list at another place."""
+    io, limits = manifest.io, replace(manifest.limits, max_marks=manifest.limits.max_marks + 16)
+    shape = (marks_layout(limits.max_marks, len(manifest.rings)).size,)
+    marks = replace(io.marks, offset=manifest.arenas.io, shape=shape)
+    arenas = replace(manifest.arenas, io=manifest.arenas.io + marks.bytes)
+    return replace(manifest, limits=limits, io=replace(io, marks=marks), arenas=arenas)
+
+
 BY_PROOF: dict[str, tuple[Callable[[Manifest], Manifest], str]] = {
     "a row less": (with_ring("l2.kv", capacity=19), "@l2.kv: expected 19 rows to serve every rewind of 12"),
     "raw ring of the window": (with_ring("l0.raw", capacity=8), "@l0.raw: expected 8 rows"),
@@ -98,6 +115,8 @@ BY_SWEEP: dict[str, Callable[[Manifest], Manifest]] = {
     "larger ring": with_larger_ring,
     "larger slot": with_larger_slot,
     "longer pages": with_longer_pages,
+    "other order": with_other_order,
+    "more marks": with_more_marks,
 }
 
 
@@ -142,7 +161,10 @@ def test_json_has_the_counts(built: Build, capsys: pytest.CaptureFixture[str]) -
     assert main(["verify", str(built("tiny-8").artifact), "--rewind", "--json"]) == 0
     document = json.loads(capsys.readouterr().out)
     counts = document["rewind"]["sweep"]
-    assert counts["compared"] == counts["in_place"] + counts["drafts"] + counts["forks"] > 100
+    kinds = [counts[name] for name in ("in_place", "snapshots", "replays", "forwards")]
+    assert counts["compared"] == sum(kinds) + 2 * counts["forks"]
+    assert all(count > 0 for count in kinds)
+    assert counts["in_place"] > counts["drafts"] > 20
     assert document["rewind"]["proof"]["horizon"] == 12
 
 
