@@ -7,50 +7,47 @@ exactly the rows that may be read, so `exact` says that no row differs from a se
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from collections import Counter
 from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_executable import FakeDevice, FakeMachine, fake_engine, fake_machine, small_manifest
-from rewind.row_machine import RowDevice, row_manifest
-from rewind.table import IN_PLACE, Table
+from fake_executable import fake_engine, fake_machine, small_manifest
+from rewind.bug_scenarios import (
+    BUGS,
+    PROMPT,
+    Bug,
+    H,
+    bug,
+    cancel_after,
+    device_of,
+    exact,
+    favoured,
+    history,
+    ids,
+    logits_of,
+    rejected,
+    request,
+    right_tokens,
+    rows_of,
+    rows_run,
+    session_of,
+)  # fmt: skip
+from rewind.row_machine import LateCopies, RowDevice, row_manifest
+from rewind.table import BY_SNAPSHOT, IN_PLACE, Table, Way
 from rewind.table import Case as Transaction
+from rewind.test_replay_loop import TOKENS, loop
 
-from ds4c_runtime.engine import Engine
-from ds4c_runtime.errors import RewindTooDearError
+from ds4c_runtime.device.base import Arena
+from ds4c_runtime.errors import NoProgressError, RewindTooDearError
+from ds4c_runtime.progress import ProgressGuard
 from ds4c_runtime.reports import RewindKind
-from ds4c_runtime.requests import Event, FinishReason, GenerationRequest, StopParams, TokenDelta
+from ds4c_runtime.requests import FinishReason, StopParams
 from ds4c_runtime.session import Session, step_sessions
+from ds4c_runtime.transport import CopyMode, OnHost
 
-H = (10, 11, 12)
 CLOSE, EXTRA, EOS, TOOL = 90, 91, 1, 70
-PROMPT = tuple(range(100, 140))
 TOKENIZER = Path(__file__).parents[2] / "demo" / "model" / "tokenizer.json"
-
-
-@dataclass(frozen=True)
-class Bug:
-    """`scenario()` must give `right`."""
-
-    number: str
-    line: str
-    scenario: Callable[[], object]
-    right: object
-
-
-BUGS: list[Bug] = []
-
-
-def bug(number: str, line: str, right: object) -> Callable[[Callable[[], object]], Callable[[], object]]:
-    """Add a scenario to the list."""
-
-    def add(scenario: Callable[[], object]) -> Callable[[], object]:
-        BUGS.append(Bug(number, line, scenario, right))
-        return scenario
-
-    return add
 
 
 @pytest.mark.parametrize("case", BUGS, ids=lambda case: f"{case.number} {case.line}")
@@ -63,82 +60,6 @@ def test_no_number_twice() -> None:
     assert len(set(numbers)) == len(numbers)
 
 
-# ------------------------------------------------------------------------------------ helpers
-
-
-def right_tokens(count: int) -> list[int]:
-    return [(17 * i * i + 5 * i) % 997 + 20 for i in range(count)]
-
-
-def session_of(tokens: Sequence[int], machine: FakeMachine | None = None) -> Session:
-    session = (machine or fake_machine()).open()
-    session.prefill(tokens)
-    return session
-
-
-MEMO: dict[tuple[int, ...], bytes] = {(): b""}
-
-
-def logits_of(tokens: Sequence[int]) -> bytes:
-    """Of a session that never rewound; all prefixes are remembered."""
-    key = tuple(tokens)
-    if key not in MEMO:
-        rows = fake_machine(max_sessions=1).open().step(key, all_logits=True)
-        MEMO.update((key[: i + 1], row.tobytes()) for i, row in enumerate(rows))
-    return MEMO[key]
-
-
-def exact(session: Session, *more: int) -> bool:
-    """Now, and after each of some tokens, with every dead row NaN."""
-    for token in (None, *more, 33, 34, 35, 36, 37):
-        if token is not None:
-            session.step([token])
-        session.timeline.poison_dead_rows()
-        row = session.logits()
-        if (b"" if row is None else row.tobytes()) != logits_of(session.history):
-            return False
-    return True
-
-
-def rejected(start: int, q: int, accepted: int) -> Session:
-    """A session that verified a block of `q` tokens of which `accepted` were right, and went back."""
-    tokens = right_tokens(start + accepted)
-    session = session_of(tokens[:start])
-    session.step([*tokens[start:], *range(900, 900 + q - accepted)], all_logits=True)
-    assert session.rewind(start + accepted).kind in (RewindKind.IN_PLACE, RewindKind.NONE)
-    return session
-
-
-def device_of(session: Session) -> FakeDevice:
-    return session._executor._device  # type: ignore[return-value]
-
-
-def rows_run(session: Session, action: Callable[[], object]) -> int:
-    """How many rows the device evaluates during an action."""
-    before = sum(device_of(session).rows)
-    action()
-    return sum(device_of(session).rows) - before
-
-
-def favoured(*tokens: int) -> Callable[[int, int], int | None]:
-    """A model that says these tokens after the history `H`."""
-    return lambda position, _: tokens[position - 2] if 0 <= position - 2 < len(tokens) else None
-
-
-def ids(engine: Engine, **fields: object) -> list[int]:
-    """Token ids of a generation in session `s`."""
-    return list(engine.run(request(**fields)).tokens)
-
-
-def request(**fields: object) -> GenerationRequest:
-    defaults = {
-        "session_id": "s",
-        "return_text": False,
-        "stop": StopParams(max_output_tokens=10, ignore_eos=True),
-    }
-    return GenerationRequest(**{**defaults, **fields})  # type: ignore[arg-type]
-
-
 # ------------------------------------------------------------- A: the ds4 family
 
 
@@ -148,14 +69,6 @@ def _() -> object:
         engine.open_session("s")
         engine.run(request(tokens=H, stop=StopParams(max_output_tokens=10)))
         return history(engine), engine._stepper._device.rows  # type: ignore[attr-defined]
-
-
-def history(engine: Engine) -> tuple[int, ...]:
-    entry = engine._registry.acquire("s", "")
-    try:
-        return entry.opened.history
-    finally:
-        engine._registry.release(entry)
 
 
 @bug("A2", "a token that the client never saw conditioned the next tool turn", ((*H, CLOSE, TOOL), True))
@@ -222,6 +135,19 @@ def _() -> object:
     return report.kind, rows_run(session, session.logits), exact(session)
 
 
+@bug("H1", "a snapshot of another branch was taken for this one's, by its length", (96, True, True))
+def _() -> object:
+    session = session_of(right_tokens(100))
+    taken = session.pin(position=100)
+    session.rewind(70)
+    session.prefill(range(800, 850))  # past 100 on another branch
+    base = session.plan_rewind(100).base_position
+    session.rewind(100)
+    on_branch = exact(session)
+    session.rewind_to_snapshot(taken.snapshot_id)
+    return base, on_branch, exact(session)
+
+
 @bug("A20", "after a rewind to the start of a block the logits were those of its end", (True, False))
 def _() -> object:
     session = session_of(right_tokens(60))
@@ -243,6 +169,53 @@ def _() -> object:
     return outcome.total, outcome.is_clean
 
 
+class NothingPinned(RowDevice):
+    """The system refuses to lock memory."""
+
+    def host_buffer(self, size: int, *, pinned: bool) -> tuple[Arena, bool]:
+        return super().host_buffer(size, pinned=False)
+
+
+@bug("B2", "save and restore chose their transport apart from each other", ({CopyMode.HOST_ASYNC}, 2, True))
+def _() -> object:
+    device = NothingPinned(row_manifest("float32", 0), copies=LateCopies())
+    table = Table(device, CopyMode.HOST_PINNED)
+    used: set[CopyMode] = set()
+
+    def save_and_see(session: Session) -> None:
+        BY_SNAPSHOT.before(session)
+        places = [entry.snapshot.place for entry in session.timeline.ring.entries]
+        used.update(place.mode for place in places if isinstance(place, OnHost))
+
+    way = Way(save_and_see, BY_SNAPSHOT.after)
+    outcome = table.run([Transaction(2, 3, 1), Transaction(126, 3, 1)], 256, way)
+    return used, outcome.total, outcome.is_clean
+
+
+@bug("B4", "the logits of a snapshot were those of the prompt", (RewindKind.SNAPSHOT, True, True))
+def _() -> object:
+    session = session_of(right_tokens(40))
+    for token in right_tokens(43)[40:]:
+        session.step([token])
+    taken = session.pin(position=43)
+    session.prefill(range(900, 920))
+    kind = session.rewind_to_snapshot(taken.snapshot_id).kind
+    row = session.logits()
+    return kind, row is not None and row.tobytes() == logits_of(right_tokens(43)), exact(session)
+
+
+@bug("B5", "a snapshot had the position, but not the rows of every shard", (RewindKind.SNAPSHOT, True, True))
+def _() -> object:
+    machine = fake_machine()
+    session = session_of(right_tokens(70), machine)
+    before = rows_of(machine, session)
+    taken = session.pin(position=70)
+    session.rewind(0)
+    session.prefill(range(800, 890))
+    kind = session.rewind_to_snapshot(taken.snapshot_id).kind
+    return kind, rows_of(machine, session) == before, exact(session)
+
+
 @bug("B7", "a block after a disconnect and a restore walked through stale pointers", True)
 def _() -> object:
     with fake_engine() as engine:
@@ -252,23 +225,6 @@ def _() -> object:
         engine.close_session("s")
         engine.open_session("s")
         return got == ids(engine, tokens=PROMPT)
-
-
-def cancel_after(engine: Engine, count: int, **fields: object) -> list[int]:
-    """Tokens of a generation whose client leaves after so many."""
-    seen: list[int] = []
-
-    def on_event(event: Event) -> None:
-        if isinstance(event, TokenDelta):
-            seen.extend(event.token_ids)
-            if len(seen) == count:
-                handle.append(next(iter(engine._generations.values())))
-                handle[0].cancel()
-
-    handle: list[object] = []  # type: ignore[assignment]
-    finished = engine.run(request(**fields), on_event=on_event).finished
-    assert finished.reason is FinishReason.CANCELLED
-    return seen
 
 
 @bug("B8", "nothing was kept at the end of a generation, so the next turn began a turn earlier", 50)
@@ -290,6 +246,29 @@ def _() -> object:
 
 
 # ------------------------------------------------------------- C: llama.cpp and forks
+
+
+@bug("C1", "a replay was verified as if it were a draft, for ever", (True, True))
+def _() -> object:
+    done = loop("layout", verifies_replay=False)
+    return len(done.emitted) >= TOKENS, done.rounds <= 2 * TOKENS
+
+
+@bug("C3", "the same checkpoint was restored again and again for new proposals", 1)
+def _() -> object:
+    done = loop("width", verifies_replay=False)
+    return max(Counter(position for position, _ in done.restores).values())
+
+
+@bug("C6", "a snapshot of one position was made and thrown away without end", (1, 1, [32, 60]))
+def _() -> object:
+    session = session_of(right_tokens(60))
+    taken = [session.take_snapshot() for _ in range(3)]
+    ids = {info.snapshot_id for info in taken if info is not None}
+    calls = device_of(session).calls
+    session.take_snapshot()
+    unchanged = int(device_of(session).calls == calls)
+    return len(ids), unchanged, [info.position for info in session.snapshots()]
 
 
 @bug("C9", "a rollback in one sequence of a batch hit the rows of another", (True, True))
@@ -333,10 +312,30 @@ def _() -> object:
     return [(plan.kind, plan.base_position) for plan in plans]
 
 
+@bug("C17", "a snapshot was many times what a rollback needs", True)
+def _() -> object:
+    session = session_of(right_tokens(61))
+    info = session.take_snapshot()
+    assert info is not None
+    manifest = session.timeline.executor.manifest
+    live = [(61 - max(0, ring.live.first(61))) * ring.row_bytes for ring in manifest.rings]
+    logits = 4 * manifest.model.vocab_size
+    return info.bytes == sum(-(-size // 64) * 64 for size in (*live, logits))
+
+
 @bug("C18", "the recurrent state kept what was removed", True)
 def _() -> object:
     session = rejected(77, 5, 2)
     return exact(session, *right_tokens(82)[79:])
+
+
+@bug("C20", "a request hung with nothing but restores in its log", ("INTERNAL", "NO_PROGRESS"))
+def _() -> object:
+    try:
+        loop("layout", verifies_replay=True, guard=ProgressGuard())
+    except NoProgressError as error:
+        return error.code, error.reason
+    return None
 
 
 # ------------------------------------------------------------- D: vLLM, SGLang, TensorRT-LLM and others
@@ -489,6 +488,21 @@ def _() -> object:
     session = rejected(50, 4, 1)
     draft = session.step([600, 601], all_logits=True)
     return draft[0].tobytes() == logits_of([*right_tokens(51), 600])
+
+
+@bug("E6", "an edit of the prompt was a prefill from the start", (128, 22, 22, True))
+def _() -> object:
+    machine = fake_machine(small_manifest(page_tokens=64))
+    session = session_of(right_tokens(220), machine)
+    report = None
+
+    def back() -> None:
+        nonlocal report
+        report = session.rewind(150)
+
+    rows = rows_run(session, back)
+    assert report is not None
+    return report.base_position, report.replayed_tokens, rows, exact(session)
 
 
 @bug("E7", "a rollback left counts of bytes and rows that were not true", (True, 0))

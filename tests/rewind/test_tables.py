@@ -267,7 +267,7 @@ class Compiled:
         return len(cases)
 
 
-@pytest.fixture(scope="module", params=["tiny-128", "tiny-8"])
+@pytest.fixture(scope="module", params=["tiny-128", "tiny-8", "tiny-delta"])
 def compiled(built: Build, request: pytest.FixtureRequest) -> Compiled:
     return Compiled(built(request.param))
 

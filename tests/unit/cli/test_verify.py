@@ -148,7 +148,7 @@ def test_a_plan_that_is_not_that_of_the_kernels_is_found_by_running_them(
     assert ": expected " in line
 
 
-@pytest.mark.parametrize("name", ["tiny-8", "tiny-128"])
+@pytest.mark.parametrize("name", ["tiny-8", "tiny-128", "tiny-delta"])
 def test_an_artifact_as_built_passes(built: Build, capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert main(["verify", str(built(name).artifact), "--rewind"]) == 0
     out, err = capsys.readouterr()
@@ -208,3 +208,20 @@ def test_no_such_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> N
 def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["verify", "--help"]) == 0
     assert "Example: ds4c verify out/m --rewind" in capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("live", "capacity", "message"),
+    [
+        (Live(1, 1), 13, "@l0.delta: expected 13 rows to serve every rewind of 12"),
+        (Live(1, 0), 14, "verify --rewind failed: "),
+    ],
+    ids=["a plane less", "no plane lives"],
+)
+def test_a_wrong_plan_of_an_opaque_state_is_found(
+    built: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str], live: Live, capacity: int, message: str
+) -> None:
+    source = built("tiny-delta").artifact
+    assert next(s for s in Manifest.read(source).rings if s.name == "l0.delta").capacity == 14
+    folder = edited(source, tmp_path / "m", with_ring("l0.delta", live=live, capacity=capacity))
+    assert message in failure_of(folder, capsys)

@@ -1,0 +1,151 @@
+"""What the scenarios of `test_bug_cases` are made of: their list, sessions, generations, comparisons."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+
+from fake_executable import FakeDevice, FakeMachine, fake_machine
+
+from ds4c_runtime.engine import Engine
+from ds4c_runtime.reports import RewindKind
+from ds4c_runtime.requests import Event, FinishReason, GenerationRequest, StopParams, TokenDelta
+from ds4c_runtime.session import Session
+
+H = (10, 11, 12)
+PROMPT = tuple(range(100, 140))
+
+
+@dataclass(frozen=True)
+class Bug:
+    """`scenario()` must give `right`."""
+
+    number: str
+    line: str
+    scenario: Callable[[], object]
+    right: object
+
+
+BUGS: list[Bug] = []
+
+
+def bug(number: str, line: str, right: object) -> Callable[[Callable[[], object]], Callable[[], object]]:
+    """Add a scenario to the list."""
+
+    def add(scenario: Callable[[], object]) -> Callable[[], object]:
+        BUGS.append(Bug(number, line, scenario, right))
+        return scenario
+
+    return add
+
+
+# ------------------------------------------------------------------------------------ helpers
+
+
+def right_tokens(count: int) -> list[int]:
+    return [(17 * i * i + 5 * i) % 997 + 20 for i in range(count)]
+
+
+def session_of(tokens: Sequence[int], machine: FakeMachine | None = None) -> Session:
+    session = (machine or fake_machine()).open()
+    session.prefill(tokens)
+    return session
+
+
+MEMO: dict[tuple[int, ...], bytes] = {(): b""}
+
+
+def logits_of(tokens: Sequence[int]) -> bytes:
+    """Of a session that never rewound; all prefixes are remembered."""
+    key = tuple(tokens)
+    if key not in MEMO:
+        rows = fake_machine(max_sessions=1).open().step(key, all_logits=True)
+        MEMO.update((key[: i + 1], row.tobytes()) for i, row in enumerate(rows))
+    return MEMO[key]
+
+
+def exact(session: Session, *more: int) -> bool:
+    """Now, and after each of some tokens, with every dead row NaN."""
+    for token in (None, *more, 33, 34, 35, 36, 37):
+        if token is not None:
+            session.step([token])
+        session.timeline.poison_dead_rows()
+        row = session.logits()
+        if (b"" if row is None else row.tobytes()) != logits_of(session.history):
+            return False
+    return True
+
+
+def rejected(start: int, q: int, accepted: int) -> Session:
+    """A session that verified a block of `q` tokens of which `accepted` were right, and went back."""
+    tokens = right_tokens(start + accepted)
+    session = session_of(tokens[:start])
+    session.step([*tokens[start:], *range(900, 900 + q - accepted)], all_logits=True)
+    assert session.rewind(start + accepted).kind in (RewindKind.IN_PLACE, RewindKind.NONE)
+    return session
+
+
+def device_of(session: Session) -> FakeDevice:
+    return session._executor._device  # type: ignore[return-value]
+
+
+def rows_run(session: Session, action: Callable[[], object]) -> int:
+    """How many rows the device evaluates during an action."""
+    before = sum(device_of(session).rows)
+    action()
+    return sum(device_of(session).rows) - before
+
+
+def favoured(*tokens: int) -> Callable[[int, int], int | None]:
+    """A model that says these tokens after the history `H`."""
+    return lambda position, _: tokens[position - 2] if 0 <= position - 2 < len(tokens) else None
+
+
+def ids(engine: Engine, **fields: object) -> list[int]:
+    """Token ids of a generation in session `s`."""
+    return list(engine.run(request(**fields)).tokens)
+
+
+def request(**fields: object) -> GenerationRequest:
+    defaults = {
+        "session_id": "s",
+        "return_text": False,
+        "stop": StopParams(max_output_tokens=10, ignore_eos=True),
+    }
+    return GenerationRequest(**{**defaults, **fields})  # type: ignore[arg-type]
+
+
+def history(engine: Engine) -> tuple[int, ...]:
+    entry = engine._registry.acquire("s", "")
+    try:
+        return entry.opened.history
+    finally:
+        engine._registry.release(entry)
+
+
+def cancel_after(engine: Engine, count: int, **fields: object) -> list[int]:
+    """Tokens of a generation whose client leaves after so many."""
+    seen: list[int] = []
+
+    def on_event(event: Event) -> None:
+        if isinstance(event, TokenDelta):
+            seen.extend(event.token_ids)
+            if len(seen) == count:
+                handle.append(next(iter(engine._generations.values())))
+                handle[0].cancel()
+
+    handle: list[object] = []  # type: ignore[assignment]
+    finished = engine.run(request(**fields), on_event=on_event).finished
+    assert finished.reason is FinishReason.CANCELLED
+    return seen
+
+
+def rows_of(machine: FakeMachine, session: Session) -> list[bytes]:
+    """Live rows of every state."""
+    at, lease = session.position, session.timeline.lease
+    rings = [
+        machine.store.ring_rows(lease.slot, r, range(max(0, r.live.first(at)), at))
+        for r in machine.manifest.rings
+    ]
+    appends = [machine.store.append_rows(lease, a, at // a.every) for a in machine.manifest.appends]
+    return [rows.tobytes() for rows in (*rings, *appends)]
