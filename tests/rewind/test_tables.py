@@ -248,16 +248,22 @@ class Compiled:
         self.wrong = tokens_for(made.config, self.LENGTH, seed=2)
         self.memo.fill(self.right)
 
-    def run(self, cases: Sequence[Case], lap: int, follow: int) -> int:
-        """Transactions in place; then `follow` right tokens. Returns how many were run."""
+    def run(self, cases: Sequence[Case], lap: int, follow: int, away: int = 0) -> int:
+        """Transactions, then `follow` right tokens; returns how many were run.
+
+        With `away`, that many more tokens are rejected: beyond the horizon, so that it takes a snapshot.
+        """
         parent = self.model.session()
         for case in cases:
             start = lap + case.phase
             parent.prefill(self.right[parent.position : start])
             child, _ = parent.fork(start)
             commit = start + case.accepted
+            way = BY_SNAPSHOT if away else IN_PLACE
+            way.before(child)
             child.step(self.right[start:commit] + self.wrong[commit : start + case.q], all_logits=True)
-            IN_PLACE.after(child, commit, [])
+            child.prefill(self.wrong[:away])
+            way.after(child, commit, self.right[start:commit])
             poison(self.model, child)
             self.memo.check(child)
             child.prefill(self.right[commit : min(commit + follow, self.LENGTH)])
@@ -278,6 +284,12 @@ def test_every_phase_on_compiled_kernels(compiled: Compiled) -> None:
     cases = [mine[(7 * phase + k) % len(mine)] for phase, mine in enumerate(by_phase) for k in (0, 13)]
     assert {(c.q, c.accepted) for c in cases} == {(c.q, c.accepted) for c in transactions([0])}
     assert compiled.run(cases, lap=128, follow=5) == 256
+
+
+def test_every_phase_by_snapshot_on_compiled_kernels(compiled: Compiled) -> None:
+    cases = [transactions([phase])[(11 * phase) % 27] for phase in range(PHASES)]
+    assert {(c.q, c.accepted) for c in cases} == {(c.q, c.accepted) for c in transactions([0])}
+    assert compiled.run(cases, lap=128, follow=5, away=13) == 128
 
 
 @pytest.mark.slow
