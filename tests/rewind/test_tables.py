@@ -36,7 +36,7 @@ from ds4c_runtime.transport import CopyMode
 LATER_LAP = 256
 FIRST_LAP = 0
 ALL = transactions()
-BORDERS = transactions([*range(4), *range(122, PHASES)])
+BORDERS = transactions([0, 1, 2, 3, *range(123, PHASES)])
 HORIZON = MAX_WIDTH
 
 
@@ -52,7 +52,8 @@ def table(storage: str = "float32", horizon: int = HORIZON, short: str = "") -> 
 
 
 def test_in_place_every_transaction() -> None:
-    outcome = table().run(ALL, LATER_LAP, IN_PLACE)
+    """The bytes; what follows is the matter of the slow tests, and of the next one at the borders."""
+    outcome = table().run(ALL, LATER_LAP, IN_PLACE, follow=False)
     assert outcome.total == 3456
     assert outcome.is_clean, outcome.first
 
@@ -65,7 +66,7 @@ def test_in_place_at_the_borders(storage: str) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    ("storage", "lap"), [("float32", FIRST_LAP), *((s, LATER_LAP) for s in STORAGE if s != "float32")]
+    ("storage", "lap"), [("float32", FIRST_LAP), *((storage, LATER_LAP) for storage in STORAGE)]
 )
 def test_in_place_every_transaction_in_every_storage(storage: str, lap: int) -> None:
     outcome = table(storage).run(ALL, lap, IN_PLACE)
@@ -113,12 +114,6 @@ def snapshot_table(
 
 
 STORED = [*(("float32", mode) for mode in CopyMode), ("bfloat16", CopyMode.DEVICE)]
-
-
-def test_by_snapshot_every_transaction() -> None:
-    outcome = snapshot_table().run(ALL, LATER_LAP, BY_SNAPSHOT, follow=False)
-    assert outcome.total == 3456
-    assert outcome.is_clean, outcome.first
 
 
 @pytest.mark.parametrize(("storage", "mode"), STORED)
@@ -218,12 +213,12 @@ def no_ratio_128(ring: RingState, position: int) -> range:
 
 @pytest.mark.parametrize(
     ("rule", "first", "count"),
-    [(only_previous_window, Case(99, 6, 0), 8 * 6), (no_ratio_128, Case(123, 6, 0), 70)],
+    [(only_previous_window, Case(123, 6, 0), 2 * 6), (no_ratio_128, Case(123, 6, 0), 70)],
 )
 def test_the_wrong_rules_are_found_in_our_layout_too(rule: Restored, first: Case, count: int) -> None:
     """A block that wraps writes over rows that the window still needs: the fewest cases of all layouts."""
     careless = Table(RowDevice(row_manifest("float32", horizon=0), restored=rule))
-    outcome = careless.run(transactions(range(96, PHASES)), LATER_LAP, BY_SNAPSHOT, follow=False)
+    outcome = careless.run(transactions(range(120, PHASES)), LATER_LAP, BY_SNAPSHOT, follow=False)
     assert (len(outcome.wrong_bytes), outcome.wrong_bytes[0]) == (count, first)
 
 
