@@ -24,6 +24,7 @@ from rewind.table import (
     PHASES,
     Case,
     Table,
+    Way,
     transactions,
 )
 from rewind_reference import Memo, poison
@@ -31,6 +32,7 @@ from rewind_reference import Memo, poison
 from ds4c_runtime.device.copy_thread import CopyThread
 from ds4c_runtime.local import open_local
 from ds4c_runtime.manifest import RingState
+from ds4c_runtime.reports import RewindKind
 from ds4c_runtime.transport import CopyMode
 
 LATER_LAP = 256
@@ -74,30 +76,6 @@ def test_in_place_every_transaction_in_every_storage(storage: str, lap: int) -> 
     assert outcome.is_clean, outcome.first
 
 
-def two_in_a_row(phases: range) -> None:
-    """The state that a rollback left is what the next one starts from."""
-    pair = table(horizon=2 * MAX_WIDTH)
-    second = np.random.default_rng(1).permutation(len(ALL)).tolist()
-    parent = pair.model.open()
-    for index, first in enumerate(transactions(phases)):
-        start = LATER_LAP + first.phase
-        parent.prefill(pair.truth.tokens[parent.position : start])
-        child, _ = parent.fork(start)
-        for case in (first, ALL[second[index]]):
-            pair.transaction(child, child.position, case, IN_PLACE)
-        pair.check_future(child, child.position)
-        child.close()
-
-
-def test_two_transactions_in_a_row() -> None:
-    two_in_a_row(range(118, PHASES))
-
-
-@pytest.mark.slow
-def test_two_transactions_in_a_row_at_every_phase() -> None:
-    two_in_a_row(range(PHASES))
-
-
 # ------------------------------------------------------------------------------- by a snapshot
 
 
@@ -139,6 +117,59 @@ def test_by_snapshot_every_transaction_in_every_copy_mode(storage: str, mode: Co
     outcome = snapshot_table(storage, mode).run(ALL, LATER_LAP, BY_SNAPSHOT)
     assert outcome.total == 3456
     assert outcome.is_clean, outcome.first
+
+
+# ------------------------------------------------------------ one after the other, and in passing
+
+
+def two_in_a_row(pair: Table, way: Way, phases: range) -> None:
+    """The state that a rollback left is what the next one starts from."""
+    second = np.random.default_rng(1).permutation(len(ALL)).tolist()
+    parent = pair.model.open()
+    for index, first in enumerate(transactions(phases)):
+        start = LATER_LAP + first.phase
+        parent.prefill(pair.truth.tokens[parent.position : start])
+        child, _ = parent.fork(start)
+        for case in (first, ALL[second[index]]):
+            pair.transaction(child, child.position, case, way)
+        pair.check_future(child, child.position)
+        child.close()
+
+
+LAST_PHASES = range(122, PHASES)
+
+
+def test_two_transactions_in_a_row() -> None:
+    two_in_a_row(table(horizon=2 * MAX_WIDTH), IN_PLACE, LAST_PHASES)
+    two_in_a_row(snapshot_table(mode=CopyMode.HOST_ASYNC), BY_SNAPSHOT, LAST_PHASES)
+
+
+@pytest.mark.slow
+def test_two_transactions_in_a_row_at_every_phase() -> None:
+    two_in_a_row(table(horizon=2 * MAX_WIDTH), IN_PLACE, range(PHASES))
+    two_in_a_row(snapshot_table(mode=CopyMode.HOST_ASYNC), BY_SNAPSHOT, range(PHASES))
+
+
+@pytest.mark.parametrize("mode", [CopyMode.DEVICE, CopyMode.HOST_ASYNC])
+def test_snapshots_inside_a_step_that_begins_at_every_phase(mode: CopyMode) -> None:
+    """Rows before the block are the ring's, rows inside it the block's own; two borders, and back to each."""
+    inside = snapshot_table(mode=mode)
+    for phase in range(PHASES):
+        session = inside.model.open()
+        session.prefill(inside.truth.tokens[:phase])
+        session.step(inside.truth.tokens[phase:300])
+        session.step(inside.truth.garbage[300:306])
+        for to in (259, 256, 128):
+            report = session.rewind(to)
+            assert (report.kind, report.base_position) == (_kind(to), to // 128 * 128)
+            session.timeline.poison_dead_rows()
+            inside.check_now(session)
+        inside.check_future(session, 128)
+        session.close()
+
+
+def _kind(to: int) -> RewindKind:
+    return RewindKind.SNAPSHOT_REPLAY if to % 128 else RewindKind.SNAPSHOT
 
 
 # -------------------------------------------------------------- what the tables are able to find
@@ -285,6 +316,22 @@ def test_every_phase_by_snapshot_on_compiled_kernels(compiled: Compiled) -> None
     cases = [transactions([phase])[(11 * phase) % 27] for phase in range(PHASES)]
     assert {(c.q, c.accepted) for c in cases} == {(c.q, c.accepted) for c in transactions([0])}
     assert compiled.run(cases, lap=128, follow=5, away=13) == 128
+
+
+def test_snapshots_inside_a_step_on_compiled_kernels(compiled: Compiled) -> None:
+    """Steps of 64 rows with a border inside, at each of its rows."""
+    for start in range(193, 256):
+        session = compiled.model.session()
+        session.prefill(compiled.right[:start])
+        session.step(compiled.right[start : start + 64])
+        session.prefill(compiled.wrong[:13])
+        report = session.rewind(256)
+        assert (report.kind, report.base_position) == (RewindKind.SNAPSHOT, 256)
+        poison(compiled.model, session)
+        compiled.memo.check(session)
+        session.prefill(compiled.right[256:261])
+        compiled.memo.check(session)
+        session.close()
 
 
 @pytest.mark.slow
