@@ -10,7 +10,7 @@ from __future__ import annotations
 import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import NoReturn
 
@@ -22,8 +22,9 @@ from ds4c_runtime.manifest import Limits, Manifest
 from ds4c_runtime.reports import RewindKind
 from ds4c_runtime.session import Session
 from ds4c_runtime.snapshot import SnapshotLayout
-from ds4c_runtime.state import DEAD_BYTE, Rows
-from ds4c_runtime.step import Logits
+from ds4c_runtime.state import DEAD_BYTE, Rows, StateStore
+from ds4c_runtime.step import Logits, Stepper
+from ds4c_runtime.transport import CopyMode
 
 SESSIONS = 4
 """Slots: reference, the session that rewinds, its fork, and one that nobody may write to."""
@@ -144,7 +145,24 @@ def sweep(folder: Path, threads: int, progress: Callable[[str], None]) -> Sweep:
     ):
         progress(name)
         part(runner)
+    for mode in (CopyMode.HOST, CopyMode.HOST_ASYNC, CopyMode.HOST_PINNED):
+        progress(f"rewinds to snapshots kept in memory of the host ({mode.value})")
+        restore_snapshots(replace(runner, model=with_copies(model, mode)))
     return runner.counts
+
+
+def with_copies(model: LocalModel, mode: CopyMode) -> LocalModel:
+    """Another store on the same device, whose snapshots are kept elsewhere."""
+    like = model.store
+    store = StateStore(
+        model.manifest,
+        model.device,
+        like.max_sessions,
+        like.page_count,
+        snapshot_bytes=like.snapshots.budget,
+        copy_mode=mode,
+    )
+    return LocalModel(model.manifest, model.device, store, Stepper(model.manifest, model.device, store))
 
 
 def sweep_length(manifest: Manifest) -> int:
