@@ -1,29 +1,25 @@
 """The executed part of `ds4c verify --rewind`: rewound sessions against sessions that never rewound.
 
 Runs the artifact's own kernels. The tokens are random, which is what finds a wrong row: every row is unlike
-every other. Before a comparison all rows that the plan calls dead are NaN, so that a kernel that reads more
-rows than the plan says shows it, and the steps of the reference say which rows they wrote.
+every other. Steps of the reference also show which rows they wrote, which has to be where the plan has them.
 """
 
 from __future__ import annotations
 
-import hashlib
 import itertools
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import replace
 from pathlib import Path
-from typing import NoReturn
 
 import numpy as np
 
-from ds4c.cli.common import CommandFailure, ExitCode
+from ds4c.cli.verify_runner import Expected, Runner, Sweep, digest_of, fail, state_digests, with_copies
 from ds4c_runtime.local import LocalModel, open_local
 from ds4c_runtime.manifest import Limits, Manifest
 from ds4c_runtime.reports import RewindKind
 from ds4c_runtime.session import Session
 from ds4c_runtime.snapshot import SnapshotLayout
-from ds4c_runtime.state import DEAD_BYTE, Rows, StateStore
-from ds4c_runtime.step import Logits, Stepper
+from ds4c_runtime.state import DEAD_BYTE, Rows
 from ds4c_runtime.transport import CopyMode
 
 SESSIONS = 4
@@ -37,80 +33,6 @@ MORE_SNAPSHOTS = 16
 MAX_TOKENS = 1024
 """Longest session of a sweep."""
 SEED = 20261130
-
-
-@dataclass
-class Sweep:
-    """Counts of what was compared; every comparison was equal, or there would be no report.
-
-    Attributes:
-        tokens: length of the reference session. compared: positions compared, logits and all live rows.
-        in_place: rewinds without a copy. drafts: of these, after a block that was accepted in part.
-        snapshots: rewinds that restored a snapshot. replays: that replayed tokens after one.
-        forwards: restores of a later position, after the session had left it. forks: new sessions.
-    """
-
-    tokens: int
-    compared: int = 0
-    in_place: int = 0
-    drafts: int = 0
-    snapshots: int = 0
-    replays: int = 0
-    forwards: int = 0
-    forks: int = 0
-
-
-@dataclass(frozen=True)
-class Expected:
-    """A position of a session that never rewound: digests of its logits and of each state's live rows."""
-
-    logits: str
-    states: dict[str, str]
-
-
-@dataclass
-class Runner:
-    """A loaded artifact, the tokens of the sweep and what a straight session gave for them."""
-
-    model: LocalModel
-    tokens: list[int]
-    garbage: list[int]
-    counts: Sweep
-    expected: list[Expected] = field(default_factory=list[Expected])
-
-    def check(self, session: Session, what: str) -> None:
-        """The session equals the straight one at its position, bit for bit, with every dead row NaN.
-
-        Raises:
-            CommandFailure: it does not; `what` says what was done.
-        """
-        session.timeline.poison_dead_rows()
-        self.model.store.poison_free()
-        at = session.position
-        self.counts.compared += 1
-        if at == 0:
-            return
-        want = self.expected[at]
-        row = session.logits()
-        assert row is not None
-        states = state_digests(self.model, session)
-        wrong = [name for name, digest in states.items() if digest != want.states[name]]
-        if wrong:
-            fail(what, f"live rows of @{wrong[0]} at position {at} as in a session that never rewound")
-        if digest_of(row) != want.logits:
-            fail(what, f"logits at position {at} as in a session that never rewound")
-
-
-def fail(what: str, expected: str, got: str = "others") -> NoReturn:
-    """End the sweep with its first counter-example.
-
-    Raises:
-        CommandFailure: always (exit code 3).
-    """
-    raise CommandFailure(
-        f"verify --rewind failed: {what}: expected {expected}, got {got}; build the artifact again",
-        ExitCode.CHECK_FAILED,
-    )
 
 
 def sweep(folder: Path, threads: int, progress: Callable[[str], None]) -> Sweep:
@@ -151,45 +73,10 @@ def sweep(folder: Path, threads: int, progress: Callable[[str], None]) -> Sweep:
     return runner.counts
 
 
-def with_copies(model: LocalModel, mode: CopyMode) -> LocalModel:
-    """Another store on the same device, whose snapshots are kept elsewhere."""
-    like = model.store
-    store = StateStore(
-        model.manifest,
-        model.device,
-        like.max_sessions,
-        like.page_count,
-        snapshot_bytes=like.snapshots.budget,
-        copy_mode=mode,
-    )
-    return LocalModel(model.manifest, model.device, store, Stepper(model.manifest, model.device, store))
-
-
 def sweep_length(manifest: Manifest) -> int:
     """Tokens of the sessions: two laps of the longest ring, window and page, within the context."""
     longest = max(manifest.limits.page_tokens, *(max(r.capacity, r.live.align) for r in manifest.rings))
     return min(manifest.model.context, MAX_TOKENS, 2 * longest + 2 * NEAR_DISTANCES + 16)
-
-
-# ------------------------------------------------------------------------------ what is compared
-
-
-def state_digests(model: LocalModel, session: Session) -> dict[str, str]:
-    """Digest of the live rows of every state of a session."""
-    lease, at = session.timeline.lease, session.position
-    out: dict[str, str] = {}
-    for ring in model.manifest.rings:
-        out[ring.name] = digest_of(
-            model.store.ring_rows(lease.slot, ring, range(max(0, ring.live.first(at)), at))
-        )
-    for rows in model.manifest.appends:
-        out[rows.name] = digest_of(model.store.append_rows(lease, rows, at // rows.every))
-    return out
-
-
-def digest_of(rows: Rows | Logits) -> str:
-    """Digest of the bytes of an array."""
-    return hashlib.sha256(np.ascontiguousarray(rows).data).hexdigest()
 
 
 # ------------------------------------------------------------------------------ the parts of a sweep
