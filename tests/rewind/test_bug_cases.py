@@ -4,8 +4,8 @@ One case: the number under which we list it, one line on what went wrong elsewhe
 that would show it, and the value that is right. The device is `fake_executable`'s: logits are a hash of
 exactly the rows that may be read, so `exact` says that no row differs from a session that never rewound.
 
-Left out are those of images, drafters, tensor parallelism, statistics of acceptance and prompts matched by text,
-which we do not have, and those of stop strings within a token, which are tests of the text.
+Left out are those of images, drafters, tensor parallelism, statistics of acceptance and prompts matched by
+text, which we do not have, and those of stop strings within a token, which are tests of the text.
 """
 
 from __future__ import annotations
