@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import tempfile
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
 
 from fake_executable import FakeDevice, FakeMachine, fake_machine
 
@@ -11,6 +14,8 @@ from ds4c_runtime.engine import Engine
 from ds4c_runtime.reports import RewindKind
 from ds4c_runtime.requests import Event, FinishReason, GenerationRequest, StopParams, TokenDelta
 from ds4c_runtime.session import Session
+from ds4c_runtime.state import DEAD_BYTE
+from ds4c_runtime.store.session_store import SessionStore, Storage
 
 H = (10, 11, 12)
 PROMPT = tuple(range(100, 140))
@@ -149,3 +154,36 @@ def rows_of(machine: FakeMachine, session: Session) -> list[bytes]:
     ]
     appends = [machine.store.append_rows(lease, a, at // a.every) for a in machine.manifest.appends]
     return [rows.tobytes() for rows in (*rings, *appends)]
+
+
+@dataclass
+class Stored:
+    """A folder of stored sessions that machines use one after the other."""
+
+    folder: Path
+    said: list[str] = field(default_factory=list[str])
+
+    def save(self, machine: FakeMachine, session: Session) -> None:
+        store = self._store(machine)
+        assert store.save(store.create(store.header(session), session), session)
+        store.close()
+
+    def load(self, machine: FakeMachine) -> Session:
+        """The only session of the folder, on a machine whose memory has other content."""
+        for arena in (machine.store.states, machine.store.pages, machine.store.snapshots.arena):
+            arena[:] = DEAD_BYTE
+        store = self._store(machine)
+        session = store.load(store.scan()[0], machine.stepper, machine.store)
+        store.close()
+        return session
+
+    def _store(self, machine: FakeMachine) -> SessionStore:
+        return SessionStore(
+            machine.manifest, Storage(self.folder, None, lambda kind, _: self.said.append(kind))
+        )
+
+
+@contextmanager
+def stored() -> Iterator[Stored]:
+    with tempfile.TemporaryDirectory() as folder:
+        yield Stored(Path(folder) / "sessions")

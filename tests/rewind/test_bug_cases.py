@@ -35,7 +35,8 @@ from rewind.bug_scenarios import (
     rows_of,
     rows_run,
     session_of,
-)  # fmt: skip
+    stored,
+)
 from rewind.row_machine import LateCopies, RowDevice, row_manifest
 from rewind.table import BY_SNAPSHOT, IN_PLACE, Table, Way
 from rewind.table import Case as Transaction
@@ -128,6 +129,22 @@ def _() -> object:
         session.logits()
 
     return rows_run(session, back_and_on)
+
+
+@bug("A11", "the same file that does not fit was restored every turn", (False, ["integrity"], True))
+def _() -> object:
+    with stored() as folder:
+        session = session_of(right_tokens(70))
+        machine = fake_machine()
+        folder.save(machine, session)
+        [state] = folder.folder.glob("*.state")
+        content = bytearray(state.read_bytes())
+        content[-1] ^= 1
+        state.write_bytes(content)
+        loaded = [folder.load(fake_machine()) for _ in range(3)]  # the file is tried by the first only
+        for each in loaded:
+            each.rebuild()
+        return state.exists(), folder.said, all(exact(each) for each in loaded)
 
 
 @bug("A17", "the start of a block with its seed could not be reached", (RewindKind.IN_PLACE, 0, True))
@@ -263,6 +280,16 @@ def _() -> object:
     return max(Counter(position for position, _ in done.restores).values())
 
 
+@bug("C5", "a snapshot of another layout ended the process", (False, 70, RewindKind.REBUILD, True))
+def _() -> object:
+    with stored() as folder:
+        other = fake_machine(small_manifest(window=7))
+        folder.save(other, session_of(right_tokens(70), other))
+        loaded = folder.load(fake_machine())
+        valid, position = loaded.state_valid, loaded.position
+        return valid, position, loaded.rewind(60).kind, exact(loaded)
+
+
 @bug("C6", "a snapshot of one position was made and thrown away without end", (1, 1, [32, 60]))
 def _() -> object:
     session = session_of(right_tokens(60))
@@ -292,6 +319,17 @@ def _() -> object:
         kind = session.rewind(100).kind
         out.append((kind, exact(session, *right_tokens(100 + n)[100:])))
     return out
+
+
+@bug("C12", "a stored session was read again from its start", (True, 10, (64, 6), True))
+def _() -> object:
+    with stored() as folder:
+        folder.save(fake_machine(), session_of(right_tokens(100)))
+        loaded = folder.load(fake_machine())
+        valid = loaded.state_valid
+        rows = rows_run(loaded, lambda: loaded.prefill(right_tokens(110)[100:]))
+        report = loaded.rewind(70)
+        return valid, rows, (report.base_position, report.replayed_tokens), exact(loaded)
 
 
 @bug("C13", "a short prompt was evaluated again in the second turn", 40)
