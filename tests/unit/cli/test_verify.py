@@ -122,7 +122,8 @@ BY_SWEEP: dict[str, Callable[[Manifest], Manifest]] = {
 
 def failure_of(folder: Path, capsys: pytest.CaptureFixture[str], code: int = 3) -> str:
     assert main(["verify", str(folder), "--rewind"]) == code
-    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith("running ")]
+    notes = ("running ", "plan not compared")
+    lines = [line for line in capsys.readouterr().err.splitlines() if not line.startswith(notes)]
     assert len(lines) == 1
     return lines[0]
 
@@ -139,20 +140,60 @@ def test_a_wrong_plan_is_refuted_before_anything_runs(
 
 @pytest.mark.parametrize("name", BY_SWEEP)
 def test_a_plan_that_is_not_that_of_the_kernels_is_found_by_running_them(
-    built: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+    built: Build,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    name: str,
 ) -> None:
     folder = edited(built("tiny-8").artifact, tmp_path / "m", BY_SWEEP[name])
     verify_plan.prove_manifest(Manifest.read(folder))  # the proof alone cannot see it
+    monkeypatch.setattr(verify_plan, "compare_with_ir", lambda *_: False)
     line = failure_of(folder, capsys)
     assert line.startswith("error: verify --rewind failed: ")
     assert ": expected " in line
+
+
+@pytest.mark.parametrize("name", [*BY_SWEEP, "shorter horizon", "other context"])
+def test_a_plan_that_is_not_that_of_the_ir_is_found_by_reading_it(
+    built: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str], name: str
+) -> None:
+    """Also where nothing can go wrong with it: a promise of less than what was built."""
+    harmless = {"shorter horizon": with_horizon(11), "other context": with_context(128)}
+    line = failure_of(
+        edited(built("tiny-8").artifact, tmp_path / "m", {**BY_SWEEP, **harmless}[name]), capsys
+    )
+    assert line.startswith("error: verify --rewind failed at manifest")
+    assert "(plan of module.mlir), got" in line
+
+
+def with_context(context: int) -> Callable[[Manifest], Manifest]:
+    """Fewer pages a session."""
+
+    def edit(manifest: Manifest) -> Manifest:
+        pages = context // manifest.limits.page_tokens
+        tables = replace(manifest.io.page_tables, shape=(manifest.limits.max_segments, pages))
+        return replace(
+            manifest,
+            model=replace(manifest.model, context=context),
+            limits=replace(manifest.limits, pages_per_session=pages),
+            io=replace(manifest.io, page_tables=tables),
+        )
+
+    return edit
 
 
 @pytest.mark.parametrize("name", ["tiny-8", "tiny-128", "tiny-delta"])
 def test_an_artifact_as_built_passes(built: Build, capsys: pytest.CaptureFixture[str], name: str) -> None:
     assert main(["verify", str(built(name).artifact), "--rewind"]) == 0
     out, err = capsys.readouterr()
-    assert [line.split()[0] for line in out.splitlines()] == ["files", "proved", "rewinds", "compared"]
+    assert [line.split()[0] for line in out.splitlines()] == [
+        "files",
+        "proved",
+        "plan",
+        "rewinds",
+        "compared",
+    ]
     assert "all equal, bit for bit" in out
     assert all(line.startswith("running ") for line in err.splitlines())
 
@@ -219,8 +260,15 @@ def test_help_has_an_example(capsys: pytest.CaptureFixture[str]) -> None:
     ids=["a plane less", "no plane lives"],
 )
 def test_a_wrong_plan_of_an_opaque_state_is_found(
-    built: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str], live: Live, capacity: int, message: str
+    built: Build,
+    tmp_path: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    live: Live,
+    capacity: int,
+    message: str,
 ) -> None:
+    monkeypatch.setattr(verify_plan, "compare_with_ir", lambda *_: False)
     source = built("tiny-delta").artifact
     assert next(s for s in Manifest.read(source).rings if s.name == "l0.delta").capacity == 14
     folder = edited(source, tmp_path / "m", with_ring("l0.delta", live=live, capacity=capacity))
