@@ -17,6 +17,7 @@ from ds4c.models.config import ModelConfig
 from ds4c.models.gated_delta_config import GatedDeltaConfig
 from ds4c_runtime.local import LocalModel
 from ds4c_runtime.session import Session
+from ds4c_runtime.state import DEAD_BYTE
 
 
 def live_rows(config: Config, position: int) -> Iterator[tuple[str, range | int]]:
@@ -106,3 +107,10 @@ def poison(model: LocalModel, session: Session) -> None:
     """NaN in every row that no legal step, rewind or fork may read."""
     session.timeline.poison_dead_rows()
     model.store.poison_free()
+
+
+def poison_free_snapshots(model: LocalModel) -> None:
+    """NaN in every byte of the arena of snapshots that nobody holds and no copy still reads."""
+    pool = model.store.snapshots
+    for start, end in pool._extents._free:
+        pool.arena[start:end] = DEAD_BYTE
