@@ -9,6 +9,7 @@ from __future__ import annotations
 import itertools
 import secrets
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -81,8 +82,10 @@ class SnapshotPool:
         """
         self.layout = SnapshotLayout(manifest)
         self.budget, self.session_bytes = budget, session_bytes
-        size = budget if mode is CopyMode.DEVICE else min(budget, STAGED * self.layout.largest())
+        # On the host the budget is shared by the buffers there and the arena that they are filled from.
+        size = budget if mode is CopyMode.DEVICE else min(budget // 2, STAGED * self.layout.largest())
         size -= size % 64
+        self._host_budget = budget - size
         self.arena: Arena = device.allocate(size)
         self.transport = Transport(device, self.arena, mode)
         self._counters = counters or Counters()
@@ -90,6 +93,8 @@ class SnapshotPool:
         self._release_pages = release_pages
         self._rings: list[SnapshotRing] = []
         self._copying: list[OnHost] = []
+        self._leaving = 0
+        """Bytes of the arena that are being copied to the host."""
         self._host_bytes = 0
         self._numbers = itertools.count(1)
         self._prefix = ""
@@ -139,20 +144,29 @@ class SnapshotPool:
         """
         parts = self.layout.parts(position)
         size = parts.total
-        if size > self.session_bytes or (size > self.budget):
+        if size > min(self.session_bytes, len(self.arena)):
             return None
         while ring.bytes + size > self.session_bytes:
             if not self._give_up(ring, current):
                 return None
         while True:
-            offset = None
-            if self.bytes_used + size <= self.budget or self.transport.mode is CopyMode.DEVICE:
+            if self._has_host_room(size):
                 offset = self._extents.take(size)
-            if offset is not None:
-                return Reserved(position, parts, OnDevice(offset, size))
-            # To wait for a copy that still holds room in the arena costs less than to lose a snapshot.
-            if not (self.poll() or self.poll(wait=True) or self._give_up_any(ring, current)):
+                if offset is not None:
+                    return Reserved(position, parts, OnDevice(offset, size))
+                if self.transport.mode is not CopyMode.DEVICE:  # giving up what is on the host does not help
+                    if self.poll(wait=True):
+                        continue
+                    return None
+            if not self._give_up_any(ring, current):
                 return None
+
+    def _has_host_room(self, size: int) -> bool:
+        """Whether a buffer more fits on the host, with those for what is reserved now."""
+        if self.transport.mode is CopyMode.DEVICE:
+            return True
+        reserved = self.device_bytes - self._leaving
+        return self._host_bytes + reserved + size <= self._host_budget
 
     def cancel(self, reserved: Reserved) -> None:
         """The kernel failed; give back the room."""
@@ -212,11 +226,22 @@ class SnapshotPool:
         return entry
 
     def _placed(self, staged: OnDevice) -> Place:
-        place = self.transport.save(staged, self._free)
+        self._leaving += staged.size
+        try:
+            place = self.transport.save(staged, self._left)
+        except BaseException:
+            self._leaving -= staged.size
+            raise
         if isinstance(place, OnHost):
             self._host_bytes += place.size
             self._copying.append(place)
+        else:
+            self._leaving -= staged.size
         return place
+
+    def _left(self, staged: OnDevice) -> None:
+        self._leaving -= staged.size
+        self._free(staged)
 
     def give(self, entry: Entry, ring: SnapshotRing) -> Entry:
         """Let another session hold a snapshot whose history begins as its own does."""
@@ -276,9 +301,10 @@ class SnapshotPool:
         return self.arena[start : start + 4 * vocab_size].view(np.float32).copy()
 
     def poll(self, *, wait: bool = False) -> bool:
-        """Take back room of copies that are done; whether there was any."""
+        """Take back room of copies that are done; whether there was any. A copy that failed is done too."""
         if wait and self._copying:
-            self._copying[0].copy.wait()
+            with suppress(Exception):  # whoever fetches that snapshot is told
+                self._copying[0].copy.wait()
         before = len(self._copying)
         self._copying = [p for p in self._copying if not p.copy.poll()]
         return len(self._copying) < before

@@ -108,16 +108,20 @@ class SnapshotRing:
         self.left = [e for e in every if e not in self.branch]
 
     def surplus(self, position: int) -> list[Entry]:
-        """Entries that the rule of spacing does not keep, for a session at a position."""
+        """Entries that the rule of spacing does not keep, for a session at a position.
+
+        The highest stays: until the next one is taken, it is what the positions above it are reached from.
+        """
         found = [e for e in self.left if not e.is_pinned][:-LEFT_BEHIND]
         turns = [e for e in self.branch if e.snapshot.origin in _TURNS][-TURN_ENDS:]
         # The draft is still being verified: its end may be an interval, which must not push out its start.
         turns += [e for e in self.branch if e.snapshot.origin is SnapshotOrigin.BEFORE_DRAFT][-1:]
-        kept_above = position + 1
-        below = [0, *(e.position for e in self.branch[:-1])]
-        for entry, lower in zip(reversed(self.branch), reversed(below), strict=True):
+        kept_above = self.branch[-1].position if self.branch else 0
+        for index in range(len(self.branch) - 2, -1, -1):
+            entry = self.branch[index]
+            lower = self.branch[index - 1].position if index else 0
             is_free = not entry.is_pinned and entry not in turns
-            if is_free and entry.position < position and self._fits(lower, kept_above, position):
+            if is_free and self._fits(lower, kept_above, position):
                 found.append(entry)
             else:
                 kept_above = entry.position

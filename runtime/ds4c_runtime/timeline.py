@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,6 +28,10 @@ from ds4c_runtime.snapshot_pool import Reserved
 from ds4c_runtime.snapshot_ring import Entry
 from ds4c_runtime.state import StateStore
 from ds4c_runtime.step import Logits, Segment, Stepper
+
+
+class SnapshotLostError(BackendFailedError):
+    """The rows of a snapshot cannot be had any more."""
 
 
 @dataclass(frozen=True)
@@ -164,18 +169,29 @@ class Timeline:
         self.keep_marked()
 
     def begin_recovery(self) -> None:
-        """Put back the best base of an invalid state; it may be valid after that."""
-        entry = self.ring.base(self.position)
-        while entry is not None and not self._is_true(entry.snapshot):
-            self.integrity_failed = True
-            self.store.snapshots.drop(self.ring, entry)
-            entry = self.ring.base(self.position)
+        """Put back the best base of an invalid state; it may be valid after that.
+
+        A snapshot whose history differs or whose rows are lost is given up, and the next one below is tried.
+
+        Raises:
+            NoProgressError: the guard of a generation has seen this before.
+            BackendFailedError: the device failed; the state is invalid.
+        """
+        while (entry := self.ring.base(self.position)) is not None and entry.position > self.evaluated:
+            if not self._is_true(entry.snapshot):
+                self.integrity_failed = True
+                self.store.snapshots.drop(self.ring, entry)
+                continue
+            self._note_recovery(entry.snapshot.snapshot_id)
+            with suppress(SnapshotLostError):
+                self.restore(entry.snapshot)
+                return
+        self._note_recovery("" if entry is None else entry.snapshot.snapshot_id)
+        self.recovery = Recovery(self.evaluated, "", 0.0)
+
+    def _note_recovery(self, snapshot_id: str) -> None:
         if self.guard is not None:
-            self.guard.restored(self.position, "" if entry is None else entry.snapshot.snapshot_id)
-        if entry is None or entry.position <= self.evaluated:
-            self.recovery = Recovery(self.evaluated, "", 0.0)
-        else:
-            self.restore(entry.snapshot)
+            self.guard.restored(self.position, snapshot_id)
 
     def _is_true(self, snapshot: Snapshot) -> bool:
         return self.history.digest_at(snapshot.position) == snapshot.digest
@@ -185,6 +201,7 @@ class Timeline:
 
         Raises:
             BackendFailedError: the device failed; the state is invalid.
+            SnapshotLostError: a copy from or to the host failed; the state is invalid, the snapshot given up.
         """
         started = time.perf_counter()
         pool, position = self.store.snapshots, snapshot.position
@@ -192,7 +209,9 @@ class Timeline:
         try:
             staged, is_copy = pool.staged(snapshot)
         except Exception as error:
-            raise BackendFailedError(
+            self.integrity_failed = True
+            pool.evict(snapshot)
+            raise SnapshotLostError(
                 f"restore failed: expected the rows of snapshot {snapshot.snapshot_id}, got "
                 f"{type(error).__name__}: {error}; the session is rebuilt from its history on next use"
             ) from error
@@ -232,12 +251,16 @@ class Timeline:
             raise
         return self._keep(reserved, logits, origin)
 
-    def _keep(self, reserved: Reserved, logits: Logits, origin: SnapshotOrigin) -> Entry:
+    def _keep(self, reserved: Reserved, logits: Logits, origin: SnapshotOrigin) -> Entry | None:
+        pool = self.store.snapshots
         pages = self.store.hold(self.lease, reserved.position)
-        entry = self.store.snapshots.keep(
-            self.ring, reserved, self.history, self.epoch, pages, logits, origin
-        )
-        self.store.snapshots.thin(self.ring, self.position)
+        try:
+            entry = pool.keep(self.ring, reserved, self.history, self.epoch, pages, logits, origin)
+        except MemoryError:  # no buffer of the host; a snapshot is a cache
+            pool.cancel(reserved)
+            self.store.release_pages(pages)
+            return None
+        pool.thin(self.ring, self.position)
         return entry
 
     def reserve_marks(self, start: int, end: int, room: int) -> list[Reserved]:

@@ -8,6 +8,7 @@ may be asked for before the save has ended, and the saved range of the device is
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 
@@ -75,10 +76,15 @@ class Transport:
         copy = self._device.copy_to_host(self._arena, staged.offset, buffer)
         copy.then(lambda: release(staged))
         if wanted is CopyMode.HOST:
-            copy.wait()
+            with suppress(Exception):  # remembered by the copy, and told to whoever fetches it
+                copy.wait()
         return OnHost(buffer, copy, wanted)
 
     def fetch(self, place: OnHost, staged: OnDevice) -> None:
-        """Put what was saved on the host into a range of the arena; waits for it."""
+        """Put what was saved on the host into a range of the arena; waits for it.
+
+        Raises what went wrong in the save or in this copy.
+        """
+        place.copy.wait()
         copy = self._device.copy_from_host(place.buffer, self._arena, staged.offset)
         copy.wait()
