@@ -420,13 +420,18 @@ class Walk:
         a, b = self.pick_valid(), self.pick_valid()
         if a is None or b is None or a is b or not (a.session.state_valid and b.session.state_valid):
             return
-        count = int(self.rng.integers(1, 30))
-        work = [(t.session, self.more(t, count), 1) for t in (a, b)]
+        work = [(t.session, self.more(t, self.count_over_a_page(t)), 1) for t in (a, b)]
         if all(tokens for _, tokens, _ in work):
             with self.short_of_pages(a, b):
                 step_sessions(self.model.stepper, work)
                 a.tokens += tuple(work[0][1])
                 b.tokens += tuple(work[1][1])
+
+    def count_over_a_page(self, tracked: Tracked) -> int:
+        """Tokens of a step; where one is near, just over a position at which the step takes a snapshot."""
+        interval = self.model.manifest.limits.page_tokens
+        left = interval - len(tracked.tokens) % interval
+        return left + int(self.rng.integers(0, 3)) if left < 30 else int(self.rng.integers(1, 30))
 
     def snapshot(self) -> None:
         tracked = self.pick_valid()
@@ -491,7 +496,7 @@ OPERATIONS: dict[str, float] = {
     "prefill": 14,
     "step": 10,
     "garbage_block": 10,
-    "kept_garbage": 3,
+    "kept_garbage": 1,
     "rewind_a_little": 8,
     "rewind_anywhere": 10,
     "rewinds_in_a_row": 5,
