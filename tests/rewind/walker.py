@@ -420,18 +420,23 @@ class Walk:
         a, b = self.pick_valid(), self.pick_valid()
         if a is None or b is None or a is b or not (a.session.state_valid and b.session.state_valid):
             return
-        work = [(t.session, self.more(t, self.count_over_a_page(t)), 1) for t in (a, b)]
+        if self.rng.random() < 0.5:
+            self.go_near_an_interval(a)
+            self.go_near_an_interval(b)
+        work = [(t.session, self.more(t, int(self.rng.integers(3, 30))), 1) for t in (a, b)]
         if all(tokens for _, tokens, _ in work):
             with self.short_of_pages(a, b):
                 step_sessions(self.model.stepper, work)
                 a.tokens += tuple(work[0][1])
                 b.tokens += tuple(work[1][1])
 
-    def count_over_a_page(self, tracked: Tracked) -> int:
-        """Tokens of a step; where one is near, just over a position at which the step takes a snapshot."""
+    def go_near_an_interval(self, tracked: Tracked) -> None:
+        """To where a step takes a snapshot after three tokens."""
         interval = self.model.manifest.limits.page_tokens
-        left = interval - len(tracked.tokens) % interval
-        return left + int(self.rng.integers(0, 3)) if left < 30 else int(self.rng.integers(1, 30))
+        tokens = self.more(tracked, max(0, interval - 3 - len(tracked.tokens) % interval))
+        with self.short_of_pages(tracked):
+            tracked.session.prefill(tokens)
+            tracked.tokens += tuple(tokens)
 
     def snapshot(self) -> None:
         tracked = self.pick_valid()
