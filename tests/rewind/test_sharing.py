@@ -23,12 +23,12 @@ from ds4c_runtime.reports import RewindKind
 from ds4c_runtime.session import Session
 from ds4c_runtime.state import StateStore
 
-CONTEXT = 8192
+CONTEXT = 4096
 
 
 @dataclass
 class Kit:
-    """A device with a context of 8,192 tokens: compiled, or the fake one."""
+    """A device with a context of 4,096 tokens: compiled, or the fake one."""
 
     manifest: Manifest
     make: Callable[..., tuple[StateStore, Callable[[], Session]]]
