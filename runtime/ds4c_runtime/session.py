@@ -56,7 +56,7 @@ class Session(SessionBase):
         if max_replay_tokens is not None and plan.replay_tokens > max_replay_tokens:
             raise RewindTooDearError(plan.replay_tokens, plan.base_position, max_replay_tokens)
         if plan.replay_tokens:
-            self._line.store.check_room(self._line.lease, plan.base_position, to, fresh=True)
+            self._line.check_recovery_room(self._line.ring.base(to), to)
         return plan
 
     def rewind(
@@ -205,7 +205,7 @@ class Session(SessionBase):
         if is_copy:
             line.adopt(self._line, at)
         else:
-            line.store.check_room(line.lease, plan.base_position, at)
+            line.check_recovery_room(line.ring.base(at), at)
         is_later = defer and plan.replay_tokens > 0
         kind = RewindKind.IN_PLACE if is_copy else RewindKind.DEFERRED if is_later else plan.kind
         seconds = time.perf_counter() - started

@@ -201,7 +201,9 @@ class StateStore:
             if self._counts[page] == 0:
                 heapq.heappush(self._free_pages, page)
 
-    def check_room(self, lease: Lease, start: int, end: int, *, fresh: bool = False) -> None:
+    def check_room(
+        self, lease: Lease, start: int, end: int, *, fresh: bool = False, attached: Sequence[int] = ()
+    ) -> None:
         """Refuse if tokens `[start, end)` cannot be written; does not change anything.
 
         Args:
@@ -209,13 +211,14 @@ class StateStore:
             start: first token.
             end: one past the last token.
             fresh: the lease will give back all its pages first.
+            attached: and hold these instead, the pages of a snapshot at `start`.
 
         Raises:
             MemoryBudgetError: there are not enough free pages.
         """
-        needed, available = self._pages_available(lease, start, end, fresh)
+        needed, available = self._pages_available(lease, start, end, fresh, attached)
         while needed > available and needed <= self.page_count and self._make_room():
-            needed, available = self._pages_available(lease, start, end, fresh)
+            needed, available = self._pages_available(lease, start, end, fresh, attached)
         if needed > available:
             raise MemoryBudgetError(
                 f"state not extended: expected {needed} free pages of {self.manifest.limits.page_tokens} "
@@ -292,25 +295,38 @@ class StateStore:
         assert sorted(self._free_pages) == [p for p, n in enumerate(counts) if n == 0], "free pages wrong"
 
     def _pages_needed(
-        self, lease: Lease, start: int, end: int, fresh: bool, without: Mapping[int, int] | None = None
+        self,
+        lease: Lease,
+        start: int,
+        end: int,
+        fresh: bool,
+        attached: Sequence[int] = (),
+        without: Mapping[int, int] | None = None,
     ) -> tuple[int, int]:
         """Pages needed to write tokens `[start, end)`, and pages free.
 
-        `without` counts references to pages that could be given up.
+        `without` counts references to pages that could be given up; `attached` ones are not.
         """
         given_up = without or {}
         count = {p: self._counts[p] - given_up.get(p, 0) for p in {*given_up, *lease.pages}}
+        for page in attached:
+            if page in count:
+                count[page] += 1
         free = self.free_pages + sum(count[p] == 0 for p in given_up)
         if fresh:
-            return self._pages_for(end), free + sum(count[p] == 1 for p in lease.pages)
+            shared = start // self._page_tokens if attached else 0
+            return self._pages_for(end) - shared, free + sum(count[p] == 1 for p in lease.pages)
         copies = sum(count[lease.pages[i]] > 1 for i in self._to_copy(lease, start, end))
         return copies + max(0, self._pages_for(end) - len(lease.pages)), free
 
-    def _pages_available(self, lease: Lease, start: int, end: int, fresh: bool) -> tuple[int, int]:
+    def _pages_available(
+        self, lease: Lease, start: int, end: int, fresh: bool, attached: Sequence[int]
+    ) -> tuple[int, int]:
         """As `_pages_needed`; pages of snapshots that may be given up are free if they have to be."""
-        needed, available = self._pages_needed(lease, start, end, fresh)
+        needed, available = self._pages_needed(lease, start, end, fresh, attached)
         if needed > available:
-            return self._pages_needed(lease, start, end, fresh, without=self._evictable_holders())
+            without = self._evictable_holders()
+            return self._pages_needed(lease, start, end, fresh, attached, without=without)
         return needed, available
 
     def _evictable_holders(self) -> dict[int, int]:
@@ -324,7 +340,7 @@ class StateStore:
     def _reclaim(self, lease: Lease, start: int, end: int) -> None:
         """Give up snapshots, those of branches that were left first, until there are pages to write to."""
         while True:
-            needed, free = self._pages_needed(lease, start, end, fresh=False)
+            needed, free = self._pages_needed(lease, start, end, False)
             if needed <= free:
                 return
             wanted = {lease.pages[i] for i in self._to_copy(lease, start, end)}

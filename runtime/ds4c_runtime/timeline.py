@@ -145,12 +145,24 @@ class Timeline:
         self._saved_from, self._saved = first, logits
 
     def check_room(self, count: int) -> None:
-        """Refuse if there are no pages for `count` more tokens; an invalid state is counted in full.
+        """Refuse if there are no pages for `count` more tokens; an invalid state is counted from its base.
 
         Raises:
             MemoryBudgetError: with the number of pages needed and free.
         """
-        self.store.check_room(self.lease, self.evaluated, self.position + count)
+        if self.is_valid or self.recovery is not None:
+            self.store.check_room(self.lease, self.evaluated, self.position + count)
+        else:
+            self.check_recovery_room(self.ring.base(self.position), self.position + count)
+
+    def check_recovery_room(self, base: Entry | None, end: int) -> None:
+        """Refuse if there are no pages to get from a snapshot, or from nothing, to a position.
+
+        Raises:
+            MemoryBudgetError: with the number of pages needed and free.
+        """
+        start, pages = (0, ()) if base is None else (base.position, base.snapshot.pages)
+        self.store.check_room(self.lease, start, end, fresh=True, attached=pages)
 
     def rebuild_chunk(self) -> None:
         """Evaluate the next chunk of known tokens that are not in the state yet.
