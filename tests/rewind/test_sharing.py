@@ -289,3 +289,20 @@ def test_a_snapshot_outlives_the_session_that_took_it() -> None:
     child.close()
     assert machine.store.snapshots.bytes_used == 0
     machine.store.check_integrity()
+
+
+def test_only_pages_that_are_written_count_as_needed() -> None:
+    """Five pages of a parent and one free: who starts from a snapshot shares the others."""
+    machine = fake_machine(max_sessions=3, page_count=6)
+    parent = machine.open()
+    parent.prefill(random_tokens(160, 22))
+    child, _ = parent.fork()
+    assert child.rewind(100).replayed_tokens == 4
+    ORACLE.check(machine, parent, child)
+    child.close()
+    child, report = parent.fork(70)
+    assert report.base_position == 64
+    ORACLE.check(machine, parent, child)
+    child.rewind(30, defer=True)  # whose next use needs the first page, which the parent has too
+    child.prefill([1])
+    ORACLE.check(machine, parent, child)
