@@ -179,6 +179,8 @@ class Walk:
             snapshot_bytes=None if number is None else number * largest,
             copy_mode=chapter.mode or CopyMode.DEVICE,
         )
+        if chapter.mode is None:  # a store of the device that may keep as much on the host
+            self.model.store.snapshots._host_budget = self.model.store.snapshots.budget
         self.add(self.model.session("first"))
 
     def end_chapter(self) -> None:

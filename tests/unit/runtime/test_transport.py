@@ -1,0 +1,252 @@
+"""Copies of snapshots: nothing waits, nothing is given back too early, the record says what was used."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import numpy as np
+import pytest
+from fake_executable import FakeDevice, FakeMachine, fake_machine, small_manifest
+from fake_oracle import FakeOracle, random_tokens
+
+from ds4c_runtime.device.base import Arena
+from ds4c_runtime.device.copy_thread import CopyThread, ThreadCopy
+from ds4c_runtime.device.cpu import CpuDevice
+from ds4c_runtime.device.memory import aligned_zeros, pinned_zeros
+from ds4c_runtime.reports import RewindKind
+from ds4c_runtime.snapshot import SnapshotOrigin
+from ds4c_runtime.transport import CopyMode, OnDevice, OnHost, Transport
+
+HOST_MODES = [CopyMode.HOST, CopyMode.HOST_ASYNC, CopyMode.HOST_PINNED]
+ASYNC_MODES = [CopyMode.HOST_ASYNC, CopyMode.HOST_PINNED]
+ORACLE = FakeOracle()
+
+
+class HeldCopy(ThreadCopy):
+    """Begins when its gate opens, or after `seconds`."""
+
+    def __init__(self, source: Arena, target: Arena, seconds: float) -> None:
+        super().__init__(source, target)
+        self.gate, self.seconds = threading.Event(), seconds
+
+    def run(self) -> None:
+        self.gate.wait(self.seconds)
+        super().run()
+
+
+class HeldCopies(CopyThread):
+    def __init__(self, seconds: float = 5.0) -> None:
+        super().__init__()
+        self.seconds = seconds
+        self.made: list[HeldCopy] = []
+
+    def submit(self, source: Arena, target: Arena) -> ThreadCopy:
+        super().submit(aligned_zeros(0), aligned_zeros(0))  # starts the thread
+        copy = HeldCopy(source, target, self.seconds)
+        self.made.append(copy)
+        with self._changed:
+            self._queue.append(copy)
+            self._changed.notify()
+        return copy
+
+    def open(self) -> None:
+        for copy in self.made:
+            copy.gate.set()
+
+
+def slow_machine(mode: CopyMode, seconds: float) -> tuple[FakeMachine, HeldCopies]:
+    machine = fake_machine(copy_mode=mode)
+    copies = HeldCopies(seconds)
+    machine.device.copies = copies
+    return machine, copies
+
+
+@pytest.mark.parametrize("mode", CopyMode)
+def test_save_overwrite_restore_without_a_wait(mode: CopyMode) -> None:
+    """The save is not done when its source is written over and the restore is asked for."""
+    machine, _ = slow_machine(mode, 0.03)
+    session, given = machine.open(), random_tokens(60, 1)
+    session.prefill(given)
+    info = session.pin(position=60)
+    session.prefill(random_tokens(50, 2))
+    report = session.rewind_to_snapshot(info.snapshot_id)
+    assert report.kind is RewindKind.SNAPSHOT
+    ORACLE.check(machine, session)
+    assert session.history == tuple(given)
+
+
+@pytest.mark.parametrize("mode", ASYNC_MODES)
+def test_a_save_waits_for_nothing_and_keeps_its_source(mode: CopyMode) -> None:
+    machine, copies = slow_machine(mode, 5.0)
+    session = machine.open()
+    session.prefill(random_tokens(70, 3))
+    pool = machine.store.snapshots
+    assert [s.position for s in session.snapshots()] == [32, 64]
+    assert not any(copy.is_done for copy in copies.made), "the step did not wait"
+    held = pool.device_bytes
+    assert held == sum(s.bytes for s in session.snapshots()) == pool.host_bytes
+    assert not pool.poll()
+    assert pool.device_bytes == held, "the source is held until the copy is done"
+    session.timeline.ring.branch[0].snapshot.place.copy.gate.set()  # type: ignore[union-attr]
+    copies.open()
+    assert pool.poll(wait=True)
+    while pool.poll(wait=True):
+        pass
+    assert (pool.device_bytes, pool.host_bytes) == (0, held)
+    ORACLE.check(machine, session)
+
+
+def test_a_synchronous_save_is_done_when_it_returns() -> None:
+    machine, copies = slow_machine(CopyMode.HOST, 0.01)
+    session = machine.open()
+    session.prefill(random_tokens(40, 4))
+    assert copies.made
+    assert all(copy.is_done for copy in copies.made)
+    assert machine.store.snapshots.device_bytes == 0
+
+
+@pytest.mark.parametrize("mode", CopyMode)
+def test_a_snapshot_that_is_dropped_while_it_is_copied(mode: CopyMode) -> None:
+    machine, copies = slow_machine(mode, 0.02)
+    session = machine.open()
+    session.prefill(random_tokens(70, 5))
+    pool = machine.store.snapshots
+    for entry in list(session.timeline.ring.entries):
+        pool.evict(entry.snapshot)
+    assert pool.host_bytes == 0
+    session.prefill(random_tokens(60, 6))  # takes the room of what is still being copied, or other room
+    ORACLE.check(machine, session)
+    copies.open()
+    session.rewind(100)
+    ORACLE.check(machine, session)
+    session.close()
+    while pool.poll(wait=True):
+        pass
+    assert pool.bytes_used == 0
+
+
+@pytest.mark.parametrize("mode", HOST_MODES)
+def test_the_record_says_what_was_used_and_the_restore_obeys_it(mode: CopyMode) -> None:
+    device = FakeDevice(small_manifest())
+    arena = device.allocate(512)
+    arena[:] = np.arange(512) % 251
+    transport = Transport(device, arena, mode)
+    released: list[OnDevice] = []
+    place = transport.save(OnDevice(64, 128), released.append)
+    assert isinstance(place, OnHost)
+    assert place.mode is mode or not pinned_zeros(64)[1]
+    transport.mode = CopyMode.DEVICE  # what later saves do is nothing to this snapshot
+    arena[64:192] = 0 if mode is CopyMode.HOST else arena[64:192]
+    place.copy.wait()
+    arena[:] = 0
+    transport.fetch(place, OnDevice(320, 128))
+    assert arena[320:448].tolist() == (np.arange(64, 192) % 251).tolist()
+    assert arena[:320].sum() == arena[448:].sum() == 0
+    assert released == [OnDevice(64, 128)]
+
+
+def test_pinned_memory_that_is_refused_is_recorded() -> None:
+    machine = fake_machine(copy_mode=CopyMode.HOST_PINNED)
+    asked: list[bool] = []
+
+    def pageable(size: int, *, pinned: bool) -> tuple[Arena, bool]:
+        asked.append(pinned)
+        return aligned_zeros(size), False
+
+    machine.device.host_buffer = pageable  # type: ignore[method-assign]
+    session = machine.open()
+    session.prefill(random_tokens(70, 7))
+    places = [e.snapshot.place for e in session.timeline.ring.entries]
+    assert [p.mode for p in places if isinstance(p, OnHost)] == [CopyMode.HOST_ASYNC] * 2
+    assert asked == [True, True]
+    session.rewind(50)
+    ORACLE.check(machine, session)
+
+
+def test_device_snapshots_stay_where_the_kernel_put_them() -> None:
+    device = FakeDevice(small_manifest())
+    transport = Transport(device, device.allocate(256), CopyMode.DEVICE)
+    staged = OnDevice(64, 64)
+    assert transport.save(staged, lambda _: pytest.fail("released")) is staged
+
+
+def test_modes_may_change_between_snapshots() -> None:
+    machine = fake_machine(snapshot_bytes=60_000)
+    machine.store.snapshots._host_budget = 60_000
+    session = machine.open()
+    for number, mode in enumerate([*CopyMode, *CopyMode]):
+        machine.store.snapshots.transport.mode = mode
+        session.prefill(random_tokens(17, number))
+        assert session.take_snapshot(SnapshotOrigin.TURN_END) is not None
+    infos = session.snapshots()
+    assert {s.on_device for s in infos} == {True, False}
+    for info in (*infos, *reversed(infos)):
+        session.rewind_to_snapshot(info.snapshot_id)
+        ORACLE.check(machine, session)
+
+
+# --------------------------------------------------------------------------------------------- the copy thread
+
+
+def test_copies_are_done_in_order() -> None:
+    copies, size = CopyThread(), 1 << 16
+    a, b, c = (aligned_zeros(size) for _ in range(3))
+    a[:] = 7
+    last = [copies.submit(a, b), copies.submit(b, c), copies.submit(c, a)][-1]
+    last.wait()
+    assert (b == 7).all()
+    assert (c == 7).all()
+    assert last.is_done
+
+
+def test_what_follows_a_copy_runs_once_and_on_the_thread_that_asks() -> None:
+    copy = CopyThread().submit(aligned_zeros(64), aligned_zeros(64))
+    threads: list[threading.Thread] = []
+    copy.then(lambda: threads.append(threading.current_thread()))
+    copy.wait()
+    copy.wait()
+    assert copy.poll()
+    assert threads == [threading.main_thread()]
+
+
+def test_a_failed_copy_raises_for_who_waits_and_is_done() -> None:
+    copies = CopyThread()
+    bad = ThreadCopy(aligned_zeros(64), aligned_zeros(65))
+    bad.run()
+    followed: list[int] = []
+    bad.then(lambda: followed.append(1))
+    assert bad.poll(), "a copy that failed is over"
+    for _ in range(2):
+        with pytest.raises(ValueError, match="broadcast"):
+            bad.wait()
+    assert followed == [1]
+    good = copies.submit(aligned_zeros(64), aligned_zeros(64))
+    good.wait()
+
+
+def test_sizes_must_agree() -> None:
+    with pytest.raises(AssertionError):
+        CopyThread().submit(aligned_zeros(64), aligned_zeros(128))
+
+
+def test_pinned_memory_is_memory() -> None:
+    memory, is_pinned = pinned_zeros(4096)
+    memory[:] = 3
+    assert memory.ctypes.data % 64 == 0
+    if is_pinned and Path("/proc/self/status").exists():
+        locked = [line for line in Path("/proc/self/status").read_text().splitlines() if "VmLck" in line]
+        assert int(locked[0].split()[1]) >= 4
+
+
+def test_the_cpu_device_copies_like_the_fake_one() -> None:
+    device = CpuDevice()
+    arena = device.allocate(256)
+    arena[:] = np.arange(256)
+    buffer, is_pinned = device.host_buffer(64, pinned=False)
+    assert not is_pinned
+    first = device.copy_to_host(arena, 128, buffer)
+    second = device.copy_from_host(buffer, arena, 0)
+    second.wait()
+    assert first.poll()
+    assert arena[:64].tolist() == list(range(128, 192))
