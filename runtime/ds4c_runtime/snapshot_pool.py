@@ -21,7 +21,7 @@ from ds4c_runtime.extents import Extents
 from ds4c_runtime.history import History
 from ds4c_runtime.manifest import Manifest
 from ds4c_runtime.snapshot import Parts, Snapshot, SnapshotLayout, SnapshotOrigin
-from ds4c_runtime.snapshot_ring import DENSE_TOKENS, TURN_ENDS, Entry, SnapshotRing
+from ds4c_runtime.snapshot_ring import DENSE_TOKENS, SHARE, TURN_ENDS, Entry, SnapshotRing
 from ds4c_runtime.transport import CopyMode, OnDevice, OnHost, Place, Transport
 
 SESSION_BYTES = 256 << 20
@@ -35,7 +35,8 @@ def default_session_bytes(manifest: Manifest) -> int:
     layout = SnapshotLayout(manifest)
     context = manifest.model.context
     dense = min(context, DENSE_TOKENS) // layout.interval + 1
-    sparse = int(9 * np.log(max(1.0, context / DENSE_TOKENS))) + 1
+    # Two gaps in a row are together longer than an eighth of the distance, else the one between would go.
+    sparse = int(2 / np.log(SHARE / (SHARE - 1)) * np.log(max(1.0, context / DENSE_TOKENS))) + 2
     aligned = layout.parts(context // layout.interval * layout.interval).total
     wanted = (dense + sparse) * aligned + (TURN_ENDS + 1) * layout.largest()
     return max(layout.largest(), min(wanted, SESSION_BYTES))
