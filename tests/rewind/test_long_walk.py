@@ -1,4 +1,4 @@
-"""10,000 operations on a compiled model (1,000 in `make test`), each equal to a session that never rewound."""
+"""1,000 and 10,000 operations on compiled models, each equal to a session that never rewound."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from rewind.walker import CHAPTERS, FRESH_EVERY, OPERATIONS, Walk
 from ds4c_runtime.local import open_local
 from ds4c_runtime.reports import RewindKind
 
-MODELS = ("tiny-8", "tiny-128")
+MODELS = ("tiny-8", "tiny-128", "tiny-delta")
 
 
 def walk(built: Build, name: str, seed: int, operations: int) -> Walk:

@@ -15,8 +15,8 @@ from artifacts import Build
 from fake_executable import fake_machine, small_manifest
 from fake_oracle import FakeOracle, random_tokens
 from rewind.walker import digest_of, with_store
+from rewind_reference import Config
 
-from ds4c.models.config import ModelConfig
 from ds4c_runtime.local import LocalModel, open_local
 from ds4c_runtime.manifest import Manifest
 from ds4c_runtime.reports import RewindKind
@@ -77,9 +77,7 @@ def fake_kit() -> Kit:
 
     def live_digest(session: Session) -> bytes:
         store, lease, at = session.timeline.store, session.timeline.lease, session.position
-        rings = [
-            store.ring_rows(lease.slot, r, range(max(0, r.live.first(at)), at)) for r in manifest.rings
-        ]
+        rings = [store.ring_rows(lease.slot, r, range(max(0, r.live.first(at)), at)) for r in manifest.rings]
         return b"".join(r.tobytes() for r in rings) + b"".join(
             store.append_rows(lease, a, at // a.every).tobytes() for a in manifest.appends
         )
@@ -87,7 +85,7 @@ def fake_kit() -> Kit:
     return Kit(manifest, make, live_digest, 1024)
 
 
-def compiled_kit(model: LocalModel, config: ModelConfig) -> Kit:
+def compiled_kit(model: LocalModel, config: Config) -> Kit:
     def make(*, sessions: int, **options: int) -> tuple[StateStore, Callable[[], Session]]:
         local = with_store(model, sessions, **options)
         return local.store, local.session
@@ -180,7 +178,7 @@ def test_a_hundred_children_cost_a_hundred_live_sets(kit: Kit) -> None:
     # Each has one page of its own now: a copy of the one that it writes to.
     assert store.bytes_used - before == children * (arenas.state_slot + arenas.page)
     assert store.snapshots.bytes_used == of_snapshots
-    for child in (*made[:: 9], parent):
+    for child in (*made[::9], parent):
         kit.check(child)
     far = made[::20]
     for child in far:  # by the snapshots of the parent

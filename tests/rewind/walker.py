@@ -10,16 +10,14 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter, deque
-
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
 import numpy as np
 import pytest
-from rewind_reference import poison, poison_free_snapshots, state_bytes
+from rewind_reference import Config, poison, poison_free_snapshots, state_bytes
 
-from ds4c.models.config import ModelConfig
 from ds4c_runtime.errors import (
     MemoryBudgetError,
     PositionOutOfRangeError,
@@ -68,7 +66,7 @@ class Tree:
         return [k for k, path in enumerate(self.paths) if path[: len(tokens)] == tokens]
 
 
-def digest_of(model: LocalModel, config: ModelConfig, session: Session) -> bytes:
+def digest_of(model: LocalModel, config: Config, session: Session) -> bytes:
     """Digest of all live rows."""
     found = hashlib.blake2b(digest_size=16)
     for name, rows in state_bytes(model, config, session).items():
@@ -79,7 +77,7 @@ def digest_of(model: LocalModel, config: ModelConfig, session: Session) -> bytes
 class Oracle:
     """Logits and live-row digests by token prefix, from sessions that only go forward one token at a time."""
 
-    def __init__(self, model: LocalModel, config: ModelConfig, tree: Tree) -> None:
+    def __init__(self, model: LocalModel, config: Config, tree: Tree) -> None:
         self.model = with_store(model, len(tree.paths), snapshot_bytes=0)
         self.config, self.tree = config, tree
         self._sessions = [self.model.session(f"path{k}") for k in range(len(tree.paths))]
@@ -127,7 +125,7 @@ CHAPTERS = (
 class Walk:
     """One random walk; `run` raises AssertionError with the last operations if anything differs."""
 
-    def __init__(self, model: LocalModel, config: ModelConfig, seed: int) -> None:
+    def __init__(self, model: LocalModel, config: Config, seed: int) -> None:
         self.base, self.config = model, config
         self.tree = Tree(config.vocab_size)
         self.oracle = Oracle(model, config, self.tree)

@@ -17,6 +17,7 @@ from ds4c_runtime.manifest import Live, Manifest
 from ds4c_runtime.memory_plan import plan_memory
 from ds4c_runtime.snapshot import SnapshotLayout, SnapshotOrigin
 from ds4c_runtime.snapshot_pool import SnapshotPool, default_session_bytes
+from ds4c_runtime.snapshot_ring import SnapshotRing
 from ds4c_runtime.transport import CopyMode
 
 ORACLE = FakeOracle()
@@ -51,6 +52,24 @@ class Pool:
         self.held[self.next_page] = 1
         return self.next_page
 
+    def take(self, ring: SnapshotRing, position: int, rng: np.random.Generator) -> bool:
+        """Take a snapshot where none is, sometimes a pinned one; or let the kernel fail."""
+        pool = self.pool
+        reserved = pool.reserve(ring, position, 256)
+        if reserved is None:
+            return False
+        if rng.random() < 0.2 or ring.at(position) is not None:
+            pool.cancel(reserved)
+            return False
+        logits = rng.random(VOCAB, dtype=np.float32)
+        entry = pool.keep(ring, reserved, HISTORY, 0, [self.page()], logits, SnapshotOrigin.CLIENT)
+        entry.is_pinned = rng.random() < 0.1
+        staged, is_copy = pool.staged(entry.snapshot)
+        assert np.array_equal(pool.logits(staged, position, VOCAB), logits)
+        if is_copy:
+            pool.unstage(staged)
+        return True
+
 
 HISTORY = History("", random_tokens(256, 1))
 
@@ -67,22 +86,8 @@ def test_random_use_counts_right(mode: CopyMode, largest: int) -> None:
         position = int(rng.integers(1, 257))
         choice = rng.integers(10)
         if choice < 6:
-            reserved = pool.reserve(ring, position, 256)
-            if reserved is None:
-                refused += 1
-            elif choice == 0:
-                pool.cancel(reserved)
-            elif ring.at(position) is not None:
-                pool.cancel(reserved)
-            else:
-                logits = rng.random(VOCAB, dtype=np.float32)
-                entry = pool.keep(ring, reserved, HISTORY, 0, [made.page()], logits, SnapshotOrigin.CLIENT)
-                entry.is_pinned = rng.random() < 0.1
-                taken += 1
-                staged, is_copy = pool.staged(entry.snapshot)
-                assert np.array_equal(pool.logits(staged, position, VOCAB), logits)
-                if is_copy:
-                    pool.unstage(staged)
+            has_taken = made.take(ring, position, rng)
+            taken, refused = taken + has_taken, refused + (not has_taken)
         elif choice == 6 and len(ring):
             pool.drop(ring, ring.entries[rng.integers(len(ring))])
         elif choice == 7 and (every := pool.evictable()):
@@ -93,14 +98,13 @@ def test_random_use_counts_right(mode: CopyMode, largest: int) -> None:
             pool.close(ring)
             rings.remove(ring)
             rings.append(pool.open())
-            if rng.random() < 0.7 and rings[0].branch:
-                pool.share(rings[0], rings[-1], position)
+            pool.share(rings[0], rings[-1], position)
         assert pool.bytes_used <= pool.budget
         assert all(r.bytes <= pool.session_bytes for r in rings)
         pool.check_integrity()
     # On the host half the budget is the arena that copies start from.
     assert (taken > 100) == (largest > 1 or mode is CopyMode.DEVICE)
-    assert refused or largest > 5
+    assert refused
     for ring in list(rings):
         pool.close(ring)
     while pool.poll(wait=True):
@@ -117,18 +121,18 @@ def test_nothing_is_kept_without_room(mode: CopyMode) -> None:
     session = machine.open()
     session.prefill(random_tokens(100, 2))
     assert session.take_snapshot() is None
-    with pytest.raises(MemoryBudgetError, match="expected room for [0-9]+ bytes, got none"):
+    with pytest.raises(MemoryBudgetError, match=r"expected room for [0-9]+ bytes, got none"):
         session.pin(position=100)
     ORACLE.check(machine, session)
 
 
-def fill(pool: SnapshotPool, ring: object, positions: Sequence[int], made: Pool) -> list[int]:
+def fill(pool: SnapshotPool, ring: SnapshotRing, positions: Sequence[int], made: Pool) -> list[int]:
     kept = []
     for position in positions:
-        reserved = pool.reserve(ring, position, max(positions))  # type: ignore[arg-type]
+        reserved = pool.reserve(ring, position, max(positions))
         if reserved is not None:
             logits = np.zeros(VOCAB, np.float32)
-            pool.keep(ring, reserved, HISTORY, 0, [made.page()], logits, SnapshotOrigin.CLIENT)  # type: ignore[arg-type]
+            pool.keep(ring, reserved, HISTORY, 0, [made.page()], logits, SnapshotOrigin.CLIENT)
             kept.append(position)
     return kept
 
@@ -254,9 +258,7 @@ def test_counted_bytes_are_allocated_bytes(mode: CopyMode, budget: int | None, s
             assert info.state_bytes_used == store.bytes_used <= info.state_bytes_budget
             assert info.snapshot_bytes_used == store.snapshots.bytes_used <= info.snapshot_bytes_budget
             assert device.allocated + store.snapshots.host_bytes + manifest.arenas.weights <= plan.total
-            used = sum(e.opened.position for e in (engine._registry.find(f"s{n}", "") for n in range(number + 1)))
             pages = -(-200 // 32) * (number + 1)
-            assert used == 200 * (number + 1)
             want = (number + 1) * manifest.arenas.state_slot + pages * manifest.arenas.page
             assert store.bytes_used == want
     except MemoryBudgetError:

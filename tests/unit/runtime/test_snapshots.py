@@ -1,4 +1,4 @@
-"""Sessions with snapshots: the planner says what a rewind does, STALE refuses every read, pins and restores."""
+"""Sessions with snapshots: the plan says what a rewind does, STALE refuses every read, pins and restores."""
 
 from __future__ import annotations
 
@@ -204,7 +204,7 @@ def test_marks_take_only_rows_of_logits_that_are_left() -> None:
     ORACLE.check(machine, session)
 
 
-# ---------------------------------------------------------------------------------------------- the STALE table
+# -------------------------------------------------------------------------------------------- the STALE table
 
 
 def empty(machine: FakeMachine) -> Session:
@@ -266,7 +266,7 @@ def test_every_read_of_a_stale_session_refuses(make: Callable[[FakeMachine], Ses
     machine = fake_machine()
     session = make(machine)
     before = (session.history, session.digest, session.epoch, session.snapshots(), machine.device.calls)
-    with pytest.raises(StateInvalidError, match="expected a state of [0-9]+ tokens"):
+    with pytest.raises(StateInvalidError, match=r"expected a state of [0-9]+ tokens"):
         READS[read](machine, session)
     assert not session.state_valid
     assert before == (
@@ -362,7 +362,7 @@ def test_an_empty_session_is_valid_and_has_nothing() -> None:
         session.pin(position=0)
 
 
-# --------------------------------------------------------------------------------------- pins and restores by id
+# ------------------------------------------------------------------------------------ pins and restores by id
 
 
 def test_a_snapshot_is_taken_once_a_position() -> None:

@@ -186,7 +186,7 @@ def test_modes_may_change_between_snapshots() -> None:
         ORACLE.check(machine, session)
 
 
-# --------------------------------------------------------------------------------------------- the copy thread
+# ------------------------------------------------------------------------------------------ the copy thread
 
 
 def test_copies_are_done_in_order() -> None:
