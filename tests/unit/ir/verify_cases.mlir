@@ -101,6 +101,15 @@ func.func @f(%win : !ds4.block, %t4 : tensor<?x4xf32>) {
   func.return
 }
 // -----
+// Marks of append rows.
+// MESSAGE: ds4.snapshot_rows: @rows: expected a state of kind ring or opaque, got append
+ds4.state @rows append : tensor<?x4xf32> every 4 reads affine_map<(d0) -> (0, (d0 + 1) floordiv 4 - 1)>
+func.func @f(%at : !ds4.block, %t4 : tensor<?x4xf32>, %marks : !ds4.marks) {
+  %a = ds4.open : !ds4.state<@rows>
+  ds4.snapshot_rows %a, %t4 at %at marks %marks : !ds4.state<@rows>, tensor<?x4xf32>
+  func.return
+}
+// -----
 // Ring read of append rows.
 // MESSAGE: ds4.read_rows: @rows: expected a state of kind ring or opaque, got append
 ds4.state @rows append : tensor<?x4xf32> every 4 reads affine_map<(d0) -> (0, (d0 + 1) floordiv 4 - 1)>

@@ -42,6 +42,48 @@ func.func @step(%x : tensor<?x8xf32>, %at : !ds4.block) -> tensor<?x4xf32> {
 ds4.state @raw ring : tensor<?x4xf32> every 1 reads affine_map<(d0) -> (d0 - 7, d0)>
 ds4.state @rows append : tensor<?x4xf32> every 4 reads affine_map<(d0) -> (0, (d0 + 1) floordiv 4 - 1)>
 // -----
+// Marks of a step, snapshot and restore: one kernel a ring, with its live form, places and the arena; no append rows.
+// RUN: ds4c-opt -p 'plan-state{horizon=10 context=64 rows=8 segments=2 logit-rows=4},insert-snapshots,lower-to-kernels'
+// CHECK:      func.func @step(%x: tensor<?x4xf32>, %y: tensor<?x8xf32>, %at: !ds4.block, %marks: !ds4.marks) {
+// CHECK-NEXT:   ds4.call_kernel "snapshot_rows_{{[0-9a-f]+}}"(%x, %at, %marks) states [@raw] {spec = "[\22snapshot_rows\22,[[\22align\22,1],[\22back\22,7]],[[\22state\22,\22ring\22,\22float32\22,[18,4],\22\22,896,1],[\22rows\22,\22in\22,\22float32\22,[8,4],\22\22,0,0],[\22at\22,\22block\22,\22int32\22,[8,2],\22\22,0,0],[\22marks\22,\22marks\22,\22int32\22,[3],\22\22,0,0],[\22offsets\22,\22offsets\22,\22int32\22,[3],\22\22,0,0],[\22snapshots\22,\22snapshots\22,\22float32\22,[],\22\22,0,0]]]"}
+// CHECK-NEXT:   ds4.call_kernel "write_{{[0-9a-f]+}}"(%x, %at) states [@raw]
+// CHECK-NEXT:   ds4.call_kernel "snapshot_rows_{{[0-9a-f]+}}"(%y, %at, %marks) states [@of4] {spec = "[\22snapshot_rows\22,[[\22align\22,4],[\22back\22,4]],[[\22state\22,\22ring\22,\22float32\22,[18,8]
+// CHECK-NEXT:   ds4.call_kernel "write_{{[0-9a-f]+}}"(%y, %at) states [@of4]
+// CHECK-NEXT:   func.return
+// CHECK:      func.func @snapshot(%marks: !ds4.marks) {
+// CHECK-NEXT:   ds4.call_kernel "snapshot_{{[0-9a-f]+}}"(%marks) states [@raw] {spec = "[\22snapshot\22,[[\22align\22,1],[\22back\22,7]],[[\22state\22,\22ring\22,\22float32\22,[18,4],\22\22,896,1],[\22marks\22,\22marks\22,\22int32\22,[3],\22\22,0,0],[\22offsets\22,\22offsets\22,\22int32\22,[3],\22\22,0,0],[\22snapshots\22,\22snapshots\22,\22float32\22,[],\22\22,0,0]]]"}
+// CHECK-NEXT:   ds4.call_kernel "snapshot_{{[0-9a-f]+}}"(%marks) states [@of4] {spec = "[\22snapshot\22,[[\22align\22,4],[\22back\22,4]]
+// CHECK-NEXT:   func.return
+// CHECK:      func.func @restore(%marks: !ds4.marks) {
+// CHECK-NEXT:   ds4.call_kernel "restore_{{[0-9a-f]+}}"(%marks) states [@raw] {spec = "[\22restore\22,[[\22align\22,1],[\22back\22,7]]
+// CHECK-NEXT:   ds4.call_kernel "restore_{{[0-9a-f]+}}"(%marks) states [@of4] {spec = "[\22restore\22,[[\22align\22,4],[\22back\22,4]]
+// CHECK-NEXT:   func.return
+// CHECK:      func.func @fork(
+ds4.state @raw ring : tensor<?x4xf32> every 1 reads affine_map<(d0) -> (d0 - 7, d0)>
+ds4.state @of4 ring : tensor<?x8xf32> every 4 reads affine_map<(d0) -> (((d0 floordiv 4) * 4) - 4, d0)>
+ds4.state @rows append : tensor<?x4xf32> every 4 reads affine_map<(d0) -> (0, (d0 + 1) floordiv 4 - 1)>
+func.func @step(%x : tensor<?x4xf32>, %y : tensor<?x8xf32>, %at : !ds4.block) {
+  %a = ds4.open : !ds4.state<@raw>
+  %b = ds4.open : !ds4.state<@of4>
+  %a1 = ds4.write %a, %x at %at : !ds4.state<@raw>, tensor<?x4xf32>
+  %b1 = ds4.write %b, %y at %at : !ds4.state<@of4>, tensor<?x8xf32>
+  ds4.close %a1 : !ds4.state<@raw>
+  ds4.close %b1 : !ds4.state<@of4>
+  func.return
+}
+// -----
+// Marks that come after the write would find the block's rows over the old ones.
+// RUN: not ds4c-opt -p 'plan-state{horizon=10 context=64 rows=8 segments=2 logit-rows=4},lower-to-kernels'
+// CHECK: lower-to-kernels: @raw: expected ds4.snapshot_rows to use the version in force, got one that an earlier op replaced; move the read before the write
+ds4.state @raw ring : tensor<?x4xf32> every 1 reads affine_map<(d0) -> (d0 - 7, d0)>
+func.func @step(%x : tensor<?x4xf32>, %at : !ds4.block, %marks : !ds4.marks) {
+  %a = ds4.open : !ds4.state<@raw>
+  %n = ds4.write %a, %x at %at : !ds4.state<@raw>, tensor<?x4xf32>
+  ds4.snapshot_rows %a, %x at %at marks %marks : !ds4.state<@raw>, tensor<?x4xf32>
+  ds4.close %n : !ds4.state<@raw>
+  func.return
+}
+// -----
 // A function that is not code stays as text.
 // UNCHANGED
 builtin.module attributes {ds4.plan = {horizon = 10 : i64, context = 64 : i64, max_rows = 8 : i64, max_segments = 2 : i64, max_logit_rows = 4 : i64, page_tokens = 128 : i64, max_marks = 3 : i64, slot_bytes = 0 : i64, page_bytes = 0 : i64, workspace_bytes = 0 : i64, weights_bytes = 0 : i64, io_bytes = 0 : i64, io_tokens = 0 : i64, io_block = 0 : i64, io_page_tables = 0 : i64, io_logit_rows = 0 : i64, io_fork_args = 0 : i64, io_marks = 0 : i64, io_logits = 0 : i64}} {
