@@ -169,6 +169,10 @@ class SnapshotPool:
         reserved = self.device_bytes - self._leaving
         return self._host_bytes + reserved + size <= self._host_budget
 
+    def has_room(self, size: int) -> bool:
+        """Whether a snapshot can be kept without any other giving way."""
+        return self.device_bytes + size <= len(self.arena) and self._has_host_room(size)
+
     def cancel(self, reserved: Reserved) -> None:
         """The kernel failed; give back the room."""
         self._free(reserved.range)
@@ -206,6 +210,16 @@ class SnapshotPool:
     def make_ids_lasting(self) -> None:
         """Give snapshots ids from now on that no other process has given: sessions keep theirs in files."""
         self._prefix = self._prefix or f"{secrets.token_hex(3)}-"
+
+    def is_lost(self, snapshot: Snapshot) -> bool:
+        """Whether the copy to the host failed; waits for it."""
+        place = snapshot.place
+        if isinstance(place, OnHost):
+            try:
+                place.copy.wait()
+            except Exception:  # whatever went wrong in it
+                return True
+        return False
 
     def content(self, snapshot: Snapshot) -> Arena:
         """Bytes of a snapshot where they are kept; not a copy."""

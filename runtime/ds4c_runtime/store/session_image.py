@@ -71,6 +71,8 @@ def make_image(session: Session, artifact_id: str, layout: str) -> Image:
     """The retained snapshots of a session and the pages they reference; valid until it is used again."""
     line = session.timeline
     store, layout_of = line.store, line.store.snapshots.layout
+    for lost in [e.snapshot for e in line.ring.entries if store.snapshots.is_lost(e.snapshot)]:
+        store.snapshots.evict(lost)
     entries = line.ring.entries
     numbers: dict[int, int] = {}
     tokens: dict[int, int] = {}
@@ -211,9 +213,14 @@ class _Loader:
             return False
         pages = [self._pages[number] for number in stored.pages]
         store.hold_pages(pages)
-        entry = store.snapshots.put_back(
-            ring, reserved, rows, lambda place: _snapshot(stored, history, pages, place)
-        )
+        try:
+            entry = store.snapshots.put_back(
+                ring, reserved, rows, lambda place: _snapshot(stored, history, pages, place)
+            )
+        except MemoryError:  # no buffer of the host
+            store.snapshots.cancel(reserved)
+            store.release_pages(pages)
+            return False
         entry.is_pinned, entry.label = stored.is_pinned, stored.label
         return True
 
@@ -226,8 +233,7 @@ class _Loader:
         """Whether nobody has to give way for a snapshot."""
         store = self._line.store
         lacking = sum(number not in self._pages for number in stored.pages)
-        used = store.snapshots.bytes_used + self._sections[stored.rows].size
-        return lacking <= store.free_pages and used <= store.snapshots.budget
+        return lacking <= store.free_pages and store.snapshots.has_room(self._sections[stored.rows].size)
 
     def _take_pages(self, numbers: Sequence[int]) -> None:
         store = self._line.store
