@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import pytest
 from fake_executable import FakeDevice, FakeMachine, fake_engine, fake_machine, small_manifest
@@ -19,6 +20,7 @@ from ds4c_runtime.sampler import SamplingParams
 from ds4c_runtime.session import Session
 from ds4c_runtime.snapshot import Snapshot
 from ds4c_runtime.snapshot_pool import SnapshotPool
+from ds4c_runtime.store.session_store import SessionStore, Storage
 from ds4c_runtime.transport import CopyMode
 
 # ----------------------------------------------------------------- snapshots dropped at every possible moment
@@ -297,14 +299,46 @@ def test_without_any_snapshot_left_a_failed_save_is_a_rebuild() -> None:
     ORACLE.check(machine, session)
 
 
+@pytest.mark.parametrize("mode", [CopyMode.HOST, CopyMode.HOST_ASYNC, CopyMode.HOST_PINNED])
+def test_a_failed_save_is_not_written_to_a_file(mode: CopyMode, tmp_path: Path) -> None:
+    machine = fake_machine(copy_mode=mode)
+    session = machine.open()
+    machine.device.copies = FlakyCopies(1)  # that of position 64
+    session.prefill(GIVEN[:90])
+    files = SessionStore(machine.manifest, Storage(tmp_path))
+    log = files.create(files.header(session), session)
+    assert files.save(log, session)
+    session.close()
+    session = files.load(log, machine.stepper, machine.store)
+    files.close()
+    assert [s.position for s in session.snapshots()] == [32, 90]
+    ORACLE.check(machine, session)
+
+
+def test_no_host_memory_means_no_snapshots_of_a_file(tmp_path: Path) -> None:
+    machine = fake_machine(copy_mode=CopyMode.HOST_ASYNC)
+    session = machine.open()
+    session.prefill(GIVEN[:90])
+    files = SessionStore(machine.manifest, Storage(tmp_path))
+    log = files.create(files.header(session), session)
+    assert files.save(log, session)
+    session.close()
+    machine.device.host_buffer = no_host_buffer  # type: ignore[method-assign]
+    session = files.load(log, machine.stepper, machine.store)
+    files.close()
+    assert (session.snapshots(), session.history) == ([], tuple(GIVEN[:90]))
+    session.rebuild()
+    ORACLE.check(machine, session)
+
+
+def no_host_buffer(size: int, *, pinned: bool) -> tuple[Arena, bool]:
+    raise MemoryError(f"no {size} bytes")
+
+
 @pytest.mark.parametrize("mode", CopyMode)
 def test_no_host_memory_means_no_snapshot(mode: CopyMode) -> None:
     machine = fake_machine(copy_mode=mode)
-
-    def refuse(size: int, *, pinned: bool) -> tuple[Arena, bool]:
-        raise MemoryError(f"no {size} bytes")
-
-    machine.device.host_buffer = refuse  # type: ignore[method-assign]
+    machine.device.host_buffer = no_host_buffer  # type: ignore[method-assign]
     session = machine.open()
     session.prefill(GIVEN[:100])
     assert bool(session.snapshots()) == (mode is CopyMode.DEVICE)

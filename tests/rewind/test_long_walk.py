@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from pathlib import Path
+
 import pytest
 from artifacts import Build
 from rewind.walker import CHAPTERS, FRESH_EVERY, OPERATIONS, Walk
@@ -12,25 +14,25 @@ from ds4c_runtime.reports import RewindKind
 MODELS = ("tiny-8", "tiny-128", "tiny-delta")
 
 
-def walk(built: Build, name: str, seed: int, operations: int) -> Walk:
+def walk(built: Build, name: str, seed: int, operations: int, folder: Path) -> Walk:
     made = built(name)
     model = open_local(made.artifact)
-    walk = Walk(model, made.config, seed)
+    walk = Walk(model, made.config, seed, folder)
     walk.run(operations, chapter_length=max(1, operations // (len(CHAPTERS) * max(1, operations // 4000))))
     return walk
 
 
 @pytest.mark.parametrize("name", MODELS)
-def test_a_thousand_operations(built: Build, name: str, seed: int) -> None:
-    done = walk(built, name, seed, 1_000)
+def test_a_thousand_operations(built: Build, name: str, seed: int, tmp_path: Path) -> None:
+    done = walk(built, name, seed, 1_000, tmp_path)
     assert set(OPERATIONS) <= set(done.done)
     assert {kind for kind, count in done.kinds.items() if count} == set(RewindKind)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
-def test_ten_thousand_operations(built: Build, name: str, seed: int) -> None:
-    done = walk(built, name, seed + 1, 10_000)
+def test_ten_thousand_operations(built: Build, name: str, seed: int, tmp_path: Path) -> None:
+    done = walk(built, name, seed + 1, 10_000, tmp_path)
     assert sum(done.done[name] for name in OPERATIONS) == 10_000
     assert done.done["compared with a fresh session"] >= 10_000 // FRESH_EVERY
     for kind in (RewindKind.IN_PLACE, RewindKind.SNAPSHOT, RewindKind.SNAPSHOT_REPLAY, RewindKind.REBUILD):

@@ -12,6 +12,7 @@ import hashlib
 from collections import Counter, deque
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -28,8 +29,10 @@ from ds4c_runtime.local import LocalModel
 from ds4c_runtime.reports import RewindKind
 from ds4c_runtime.session import Session, step_sessions
 from ds4c_runtime.snapshot import SnapshotOrigin
-from ds4c_runtime.state import StateStore
+from ds4c_runtime.state import DEAD_BYTE, StateStore
 from ds4c_runtime.step import Stepper
+from ds4c_runtime.store.history_log import HistoryLog
+from ds4c_runtime.store.session_store import SessionStore, Storage
 from ds4c_runtime.transport import CopyMode
 
 MOST = 440
@@ -125,14 +128,15 @@ CHAPTERS = (
 class Walk:
     """One random walk; `run` raises AssertionError with the last operations if anything differs."""
 
-    def __init__(self, model: LocalModel, config: Config, seed: int) -> None:
+    def __init__(self, model: LocalModel, config: Config, seed: int, folder: Path) -> None:
         self.base, self.config = model, config
+        self.files = SessionStore(model.manifest, Storage(folder))
         self.tree = Tree(config.vocab_size)
         self.oracle = Oracle(model, config, self.tree)
         self.rng = np.random.default_rng(seed)
         self.done: Counter[str] = Counter()
         self.kinds: Counter[RewindKind] = Counter()
-        self.refused = 0
+        self.refused = self.kept_pins = 0
         self.trace: deque[str] = deque(maxlen=12)
         self.open: list[Tracked] = []
         self.chapter = CHAPTERS[0]
@@ -164,8 +168,11 @@ class Walk:
                     f"last: {list(self.trace)}"
                 ) from error
         self.end_chapter()
+        self.files.close()
 
     def begin_chapter(self, chapter: Chapter) -> None:
+        """Other memory, budgets and copy mode; two sessions come along by way of their files."""
+        carried = [(t, self.save(t)) for t in self.open[:2]]
         self.end_chapter()
         self.chapter = chapter
         largest = self.base.store.snapshots.layout.largest()
@@ -179,7 +186,27 @@ class Walk:
         )
         if chapter.mode is None:  # a store of the device that may keep as much on the host
             self.model.store.snapshots._host_budget = self.model.store.snapshots.budget
-        self.add(self.model.session("first"))
+        store = self.model.store
+        for arena in (store.states, store.pages, store.snapshots.arena):
+            arena[:] = DEAD_BYTE
+        for tracked, log in carried:
+            self.open.append(self.load(tracked, log))
+        self.add(self.model.session(f"first{self.done['chapter']}"))
+        self.done["chapter"] += 1
+
+    def save(self, tracked: Tracked) -> HistoryLog:
+        log = self.files.create(self.files.header(tracked.session), tracked.session)
+        self.files.save(log, tracked.session, exact=bool(self.rng.integers(2)))
+        return log
+
+    def load(self, tracked: Tracked, log: HistoryLog) -> Tracked:
+        """The session as another process finds it, with the snapshots that there is room for."""
+        session = self.files.load(log, self.model.stepper, self.model.store)
+        pins = [s.snapshot_id for s in session.snapshots() if s.is_pinned]
+        assert set(pins) <= set(tracked.pins), "pinned by nobody"
+        self.kept_pins += len(pins)
+        self.files.remove(log)
+        return Tracked(session, tracked.tokens, pins)
 
     def end_chapter(self) -> None:
         while self.open:
@@ -486,6 +513,16 @@ class Walk:
         if every:
             self.model.store.snapshots.evict(every[self.rng.integers(len(every))][1].snapshot)
 
+    def save_and_load(self) -> None:
+        """By way of a file; what was in memory is given back and poisoned in between."""
+        tracked = self.pick()
+        log, index = self.save(tracked), self.open.index(tracked)
+        tracked.session.close()
+        self.model.store.poison_free()
+        poison_free_snapshots(self.model)
+        self.open[index] = self.load(tracked, log)
+        self.changed.append(self.open[index])
+
     def open_one(self) -> None:
         if len(self.open) < SESSIONS:
             self.add(self.model.session(f"new{self.done['open_one']}"))
@@ -514,6 +551,7 @@ OPERATIONS: dict[str, float] = {
     "unpin": 3,
     "restore": 9,
     "evict": 3,
+    "save_and_load": 4,
     "open_one": 2,
     "close_one": 4,
 }

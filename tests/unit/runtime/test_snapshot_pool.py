@@ -185,6 +185,19 @@ def test_a_copy_that_goes_on_is_waited_for_before_a_snapshot_is_given_up(mode: C
     assert len(ring) == len(positions)
 
 
+def test_snapshots_of_the_same_id_are_not_the_same() -> None:
+    """As a session that came back from a file and its fork have them: one that goes leaves the other."""
+    made = Pool(CopyMode.DEVICE, 4)
+    one, other = made.pool.open(), made.pool.open()
+    fill(made.pool, one, [64], made)
+    fill(made.pool, other, [64], made)
+    other.branch[0].snapshot.snapshot_id = one.branch[0].snapshot.snapshot_id
+    other.branch[0].is_pinned = True
+    assert [e.snapshot for _, e in made.pool.evictable()] == [one.branch[0].snapshot]
+    made.pool.evict(one.branch[0].snapshot)
+    assert (len(one), len(other)) == (0, 1)
+
+
 def test_shared_snapshots_are_kept_until_the_last_holder_goes() -> None:
     made = Pool(CopyMode.DEVICE, 4)
     pool = made.pool
