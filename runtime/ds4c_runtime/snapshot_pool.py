@@ -138,16 +138,19 @@ class SnapshotPool:
                 entry.snapshot.holders += 1
                 target.add(Entry(entry.snapshot))
 
-    def reserve(self, ring: SnapshotRing, position: int, current: int) -> Reserved | None:
+    def reserve(
+        self, ring: SnapshotRing, position: int, current: int, *, pending: int = 0
+    ) -> Reserved | None:
         """Room for a snapshot of a session at `current`; others give way, `None` if none may.
 
+        `pending` bytes are reserved for the session already.
         A snapshot is never made room for by one that is worth more to the same session: the ring decides.
         """
         parts = self.layout.parts(position)
         size = parts.total
         if size > min(self.session_bytes, len(self.arena)):
             return None
-        while ring.bytes + size > self.session_bytes:
+        while ring.bytes + pending + size > self.session_bytes:
             if not self._give_up(ring, current):
                 return None
         while True:
@@ -383,14 +386,24 @@ class SnapshotPool:
         return True
 
     def _give_up_any(self, ring: SnapshotRing, current: int) -> bool:
-        """Give up a snapshot: of branches that were left, then of this session, then of the largest."""
-        for other in self._rings:
-            if any(not e.is_pinned for e in other.left):
-                return self._give_up(other, current)
-        if self._give_up(ring, current):
-            return True
-        others = sorted(self._rings, key=lambda r: r.bytes, reverse=True)
-        return any(self._give_up(other, other.branch[-1].position if other.branch else 0) for other in others)
+        """Give up a snapshot: of branches that were left, then of this session, then of the largest.
+
+        All who hold it lose it, since only then it frees bytes; one that any of them has pinned stays.
+        """
+        pinned = {id(e.snapshot) for r in self._rings for e in r.entries if e.is_pinned}
+
+        def may_go(entry: Entry) -> bool:
+            return id(entry.snapshot) not in pinned
+
+        left = (e for r in self._rings for e in r.left if may_go(e))
+        entry = next(left, None) or ring.cheapest(current, may_go)
+        for other in sorted(self._rings, key=lambda r: r.bytes, reverse=True):
+            if entry is None:
+                entry = other.cheapest(other.branch[-1].position if other.branch else 0, may_go)
+        if entry is None:
+            return False
+        self.evict(entry.snapshot)
+        return True
 
     def _free(self, place: OnDevice) -> None:
         self._extents.give_back(place.offset, place.size)

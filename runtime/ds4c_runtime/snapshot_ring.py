@@ -6,6 +6,7 @@ rewind by `distance` replays at most `max(interval - 1, distance / 8)` tokens as
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 
 from ds4c_runtime.history import History
@@ -133,14 +134,14 @@ class SnapshotRing:
         allowed = self.interval - 1 if distance <= DENSE_TOKENS else max(self.interval - 1, distance // SHARE)
         return upper - 1 - lower <= allowed
 
-    def cheapest(self, position: int) -> Entry | None:
-        """Entry to give up first when bytes or pages are short; never a pinned one."""
-        left = next((e for e in self.left if not e.is_pinned), None)
+    def cheapest(self, position: int, may_go: Callable[[Entry], bool] = lambda _: True) -> Entry | None:
+        """Entry to give up first when bytes are short, of those that may go; never a pinned one."""
+        left = next((e for e in self.left if not e.is_pinned and may_go(e)), None)
         if left is not None:
             return left
         best: tuple[float, Entry] | None = None
         for index, entry in enumerate(self.branch):
-            if entry.is_pinned:
+            if entry.is_pinned or not may_go(entry):
                 continue
             lower = self.branch[index - 1].position if index else 0
             upper = self.branch[index + 1].position if index + 1 < len(self.branch) else position + 1

@@ -284,7 +284,10 @@ class Timeline:
         found: list[Reserved] = []
         for position in range((start // interval + 1) * interval, end + 1, interval):
             if len(found) < room and self.ring.at(position) is None:
-                reserved = self.store.snapshots.reserve(self.ring, position, max(end, self.position))
+                pending = sum(mark.range.size for mark in found)
+                reserved = self.store.snapshots.reserve(
+                    self.ring, position, max(end, self.position), pending=pending
+                )
                 if reserved is not None:
                     found.append(reserved)
         return found
