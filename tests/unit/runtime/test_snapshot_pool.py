@@ -176,6 +176,35 @@ def test_one_session_does_not_take_more_than_its_share() -> None:
     assert len(ring) == 2
 
 
+def test_several_snapshots_of_one_step_count_together() -> None:
+    machine = fake_machine(small_manifest(max_rows=128, page_tokens=16))
+    pool = machine.store.snapshots
+    pool.session_bytes = 3 * pool.layout.largest()
+    session = machine.open()
+    session.step(random_tokens(120, 1))  # over seven positions
+    assert 0 < session.timeline.ring.bytes <= pool.session_bytes
+    ORACLE.check(machine, session)
+
+
+def test_room_for_one_costs_one_however_many_share_it() -> None:
+    """What is given up frees bytes only if all who hold it lose it; then no second one has to go."""
+    largest = SnapshotLayout(small_manifest()).largest()
+    machine = fake_machine(max_sessions=6, snapshot_bytes=6 * largest)
+    parent = machine.open()
+    parent.prefill(random_tokens(190, 1))
+    parent.take_snapshot()
+    children = [parent.fork()[0] for _ in range(4)]
+    pinned = parent.pin(position=64)
+    for number, child in enumerate(children):
+        child.prefill(random_tokens(5, number))  # over 192
+        snapshots = {s.snapshot_id: s for c in (parent, *children) for s in c.snapshots()}
+        assert sum(s.bytes for s in snapshots.values()) == machine.store.snapshots.bytes_used
+        assert len(snapshots) == 6, "one came, one went"
+        assert pinned.snapshot_id in snapshots
+        assert len(parent.snapshots()) == 6 - number - 1
+    ORACLE.check(machine, parent, *children)
+
+
 @pytest.mark.parametrize("mode", [CopyMode.HOST, CopyMode.HOST_ASYNC, CopyMode.HOST_PINNED])
 def test_a_copy_that_goes_on_is_waited_for_before_a_snapshot_is_given_up(mode: CopyMode) -> None:
     made = Pool(mode, 12)
