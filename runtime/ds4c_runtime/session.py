@@ -354,7 +354,11 @@ class Session(SessionBase):
         self.last_rewind = RewindReport(
             RewindKind.DEFERRED, cause, RebuildReason.NOT_REBUILT, source, to, to, 0, 0.0, 0.0, snapshot_id
         )
-        line.restore(entry.snapshot)
+        if not line.restore(entry.snapshot):
+            raise BackendFailedError(
+                f"rewind failed: expected the rows of snapshot {snapshot_id}, got none, as their copy had "
+                "failed; the session is rebuilt from its history on next use"
+            )
         self.last_rewind = self.last_rewind._replace(
             kind=RewindKind.SNAPSHOT, restore_seconds=time.perf_counter() - started
         )

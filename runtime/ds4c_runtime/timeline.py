@@ -14,7 +14,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 
 import numpy as np
@@ -28,10 +27,6 @@ from ds4c_runtime.snapshot_pool import Reserved
 from ds4c_runtime.snapshot_ring import Entry
 from ds4c_runtime.state import StateStore
 from ds4c_runtime.step import Logits, Segment, Stepper
-
-
-class SnapshotLostError(BackendFailedError):
-    """The rows of a snapshot cannot be had any more."""
 
 
 @dataclass(frozen=True)
@@ -195,8 +190,7 @@ class Timeline:
                 self.store.snapshots.drop(self.ring, entry)
                 continue
             self._note_recovery(entry.snapshot.snapshot_id)
-            with suppress(SnapshotLostError):
-                self.restore(entry.snapshot)
+            if self.restore(entry.snapshot):
                 return
         self._note_recovery("" if entry is None else entry.snapshot.snapshot_id)
         self.recovery = Recovery(self.evaluated, "", 0.0)
@@ -208,12 +202,14 @@ class Timeline:
     def _is_true(self, snapshot: Snapshot) -> bool:
         return self.history.digest_at(snapshot.position) == snapshot.digest
 
-    def restore(self, snapshot: Snapshot) -> None:
+    def restore(self, snapshot: Snapshot) -> bool:
         """Make the state that of a snapshot, whose history is the beginning of this one's.
+
+        Returns:
+            `False` if its copy to the host had failed: the snapshot is given up, the state is invalid.
 
         Raises:
             BackendFailedError: the device failed; the state is invalid.
-            SnapshotLostError: a copy from or to the host failed; the state is invalid, the snapshot given up.
         """
         started = time.perf_counter()
         pool, position = self.store.snapshots, snapshot.position
@@ -221,9 +217,11 @@ class Timeline:
         try:
             staged, is_copy = pool.staged(snapshot)
         except Exception as error:
-            self.integrity_failed = True
-            pool.evict(snapshot)
-            raise SnapshotLostError(
+            if pool.is_lost(snapshot):
+                self.integrity_failed = True
+                pool.evict(snapshot)
+                return False
+            raise BackendFailedError(
                 f"restore failed: expected the rows of snapshot {snapshot.snapshot_id}, got "
                 f"{type(error).__name__}: {error}; the session is rebuilt from its history on next use"
             ) from error
@@ -239,6 +237,7 @@ class Timeline:
         seconds = time.perf_counter() - started
         self.executor.rates.record_restore(snapshot.bytes, seconds)
         self.recovery = Recovery(position, snapshot.snapshot_id, seconds)
+        return True
 
     def take_snapshot(self, origin: SnapshotOrigin) -> Entry | None:
         """Snapshot of the valid state at a position above 0 whose logits are held.
@@ -250,6 +249,8 @@ class Timeline:
         """
         position, pool = self.position, self.store.snapshots
         there = self.ring.at(position)
+        if there is not None and there.snapshot.origin is SnapshotOrigin.INTERVAL:
+            there.snapshot.origin = origin  # the end of a turn is kept as one, also where a step took it
         logits = self.saved_logits()
         if there is not None or logits is None:
             return there
