@@ -379,6 +379,18 @@ def test_a_snapshot_is_taken_once_a_position() -> None:
     ORACLE.check(machine, session)
 
 
+def test_the_end_of_a_turn_is_one_also_at_an_interval() -> None:
+    machine, session = opened(64)
+    assert session.snapshots()[-1].origin is SnapshotOrigin.INTERVAL
+    session.keep_snapshot(SnapshotOrigin.TURN_END)
+    assert [(s.position, s.origin) for s in session.snapshots()] == [
+        (32, SnapshotOrigin.INTERVAL), (64, SnapshotOrigin.TURN_END),
+    ]  # fmt: skip
+    session.take_snapshot(SnapshotOrigin.CLIENT)
+    assert session.snapshots()[-1].origin is SnapshotOrigin.TURN_END
+    ORACLE.check(machine, session)
+
+
 @pytest.mark.parametrize("at", [1, 31, 32, 33, 63, 84, 85, 89, 90])
 def test_a_pin_anywhere_leaves_the_session_where_it_is(at: int) -> None:
     machine, session = opened(90)
