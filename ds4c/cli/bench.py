@@ -18,38 +18,71 @@ if TYPE_CHECKING:
 
 VERIFY_ROWS = 6
 """Rows of a full DSpark block: the anchor and five drafts."""
+DEFAULT_CONTEXT = 512
 SETTINGS = ("artifact", "artifact_id", "target")
 
 
 def run(
     artifact: ArtifactArgument,
     threads: Annotated[int, typer.Option(min=1, help="Threads of the kernels.")] = 1,
-    context: Annotated[int, typer.Option(min=1, help="Position at which steps are timed.")] = 512,
+    context: Annotated[
+        int | None,
+        typer.Option(
+            min=1,
+            show_default=False,
+            help="Position at which steps are timed; default 512, with --rewind 256, 1k, 4k and 16k.",
+        ),
+    ] = None,
     repeats: Annotated[int, typer.Option(min=3, help="Measurements; the median is reported.")] = 15,
+    rewind: Annotated[
+        bool, typer.Option("--rewind", help="Time and bytes of rewinds by distance and by way.")
+    ] = False,
     profile: Annotated[
         bool, typer.Option("--profile", help="Time of each kernel of a step; needs the extra `build`.")
     ] = False,
     rows: Annotated[int, typer.Option(min=1, help="With --profile: rows of the step.")] = 1,
     output: Annotated[
         Path | None,
-        typer.Option("--output", "-o", help="With --profile: also draw a PNG.", show_default=False),
+        typer.Option(
+            "--output",
+            "-o",
+            "--plot",
+            help="With --profile or --rewind: also draw a PNG; needs matplotlib.",
+            show_default=False,
+        ),
     ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Measure load, prefill, decode, verify blocks and rewinds; medians, after a warm-up.
 
-    Example: ds4c bench out/m --context 512 --json
+    Examples: ds4c bench out/m --context 512 --json; ds4c bench out/m --rewind --plot rewind.png
     """
+    _check_options(profile, rewind, rows, output)
+    at = DEFAULT_CONTEXT if context is None else context
     if profile:
-        _profile(artifact, rows, context, repeats, threads, output, as_json)
+        _profile(artifact, rows, at, repeats, threads, output, as_json)
         return
-    if output is not None or rows != 1:
-        usage_error("--output, --rows: expected them with --profile, got no --profile; add it")
-    result = measure_artifact(artifact, threads, context, repeats)
+    if rewind:
+        _rewinds(artifact, threads, context, repeats, output, as_json)
+        return
+    result = measure_artifact(artifact, threads, at, repeats)
     if as_json:
         print_json(result)
     else:
         _print(result)
+
+
+def _check_options(profile: bool, rewind: bool, rows: int, output: Path | None) -> None:
+    if profile and rewind:
+        usage_error("--profile, --rewind: expected one of them, got both; run them one after the other")
+    if rows != 1 and not profile:
+        usage_error("--rows: expected it with --profile, got no --profile; add it")
+    if output is not None:
+        if not (profile or rewind):
+            usage_error("--output: expected it with --profile or --rewind, got neither; add one")
+        from ds4c.cli.bench_picture import check_picture
+
+        check_picture()
 
 
 def measure_artifact(artifact: Path, threads: int, context: int, repeats: int) -> dict[str, Any]:
@@ -108,7 +141,7 @@ def measure(model: LocalModel, context: int, repeats: int) -> dict[str, float]:
     decode = _times(lambda: _step(session, block[:1], context), repeats)
     verify = _median(lambda: _step(session, block, context), repeats)
     step = statistics.median(decode)
-    rewind = _median(lambda: _rewind(session, block, context), repeats)
+    rewind = _median(lambda: _rewind_in_place(session, block, context), repeats)
     session.close()
     return {
         "first_step_ms": round(first, 3),
@@ -140,7 +173,7 @@ def _step(session: Session, tokens: list[int], position: int) -> float:
     return seconds
 
 
-def _rewind(session: Session, tokens: list[int], position: int) -> float:
+def _rewind_in_place(session: Session, tokens: list[int], position: int) -> float:
     session.step(tokens)
     start = time.perf_counter()
     session.rewind(position)
@@ -186,6 +219,21 @@ def _profile(
         print_json({"artifact": str(artifact), "artifact_id": manifest.artifact_id, **profile_data(found)})
     else:
         print_profile(found)
+
+
+def _rewinds(
+    artifact: Path, threads: int, context: int | None, repeats: int, output: Path | None, as_json: bool
+) -> None:
+    from ds4c.cli.bench_picture import draw_rewinds, print_rewinds
+    from ds4c.cli.bench_rewind import measure_rewinds
+
+    result = measure_rewinds(artifact, threads, context, repeats)
+    if output is not None:
+        draw_rewinds(result, output)
+    if as_json:
+        print_json(result)
+    else:
+        print_rewinds(result)
 
 
 def _print(result: dict[str, Any]) -> None:
