@@ -19,9 +19,11 @@ from benchmarks.figures.decode import decode
 from benchmarks.figures.grpc_loop import grpc_loop
 from benchmarks.figures.load import all_cpus, load
 from benchmarks.figures.long_context import long_context
+from benchmarks.figures.memory import memory
 from benchmarks.figures.prefill import prefill
 from benchmarks.figures.rewind import rewind
 from benchmarks.figures.rows6 import rows6
+from benchmarks.figures.snapshots import snapshots
 from benchmarks.figures.stream import stream
 from benchmarks.llama_peer import LlamaModel, PeerUnavailableError, fetch
 from benchmarks.own import DTYPES, ROOT, Files, OwnModel, build, make_checkpoint, paths
@@ -33,6 +35,8 @@ AGAINST_PEERS = {"decode": decode, "prefill": prefill, "rows6": rows6}
 ALONE: dict[str, Callable[[Bench], Row | list[Row]]] = {
     "stream": stream,
     "rewind": rewind,
+    "snapshots": snapshots,
+    "memory": memory,
     "decode_8k": long_context,
     "grpc": grpc_loop,
     "load": load,

@@ -12,7 +12,11 @@ from typing import Any
 
 VERSION = "v0.5.0"
 LOG_CALLBACK = c.CFUNCTYPE(None, c.c_int, c.c_char_p, c.c_void_p)
-WARN, ERROR = 3, 4
+INFO, WARN, ERROR = 2, 3, 4
+TYPES = {"f32": 0, "f16": 1}
+"""Of cached rows, as `ggml_type`."""
+PARTIAL_ONLY = 1
+"""Flag of `llama_state_seq_*_ext`: only what removing tokens cannot bring back."""
 
 
 class ModelParams(c.Structure):
@@ -112,6 +116,7 @@ _FUNCTIONS: dict[str, tuple[Any, list[Any]]] = {
     "llama_state_seq_get_size": (c.c_size_t, [c.c_void_p, c.c_int32]),
     "llama_state_seq_get_data": (c.c_size_t, [c.c_void_p, c.c_char_p, c.c_size_t, c.c_int32]),
     "llama_state_seq_set_data": (c.c_size_t, [c.c_void_p, c.c_char_p, c.c_size_t, c.c_int32]),
+    "llama_state_seq_get_size_ext": (c.c_size_t, [c.c_void_p, c.c_int32, c.c_uint32]),
     "llama_batch_init": (Batch, [c.c_int32, c.c_int32, c.c_int32]),
     "llama_batch_free": (None, [Batch]),
     "llama_decode": (c.c_int32, [c.c_void_p, Batch]),

@@ -3,14 +3,16 @@
 from __future__ import annotations
 
 import ctypes
+import re
 import shutil
 import subprocess
 import sys
 import tarfile
 import tempfile
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import numpy as np
 from numpy.typing import NDArray
@@ -62,10 +64,29 @@ def fetch(cache: Path) -> Path:
     return folder
 
 
+STATE_BUFFER = re.compile(r"(?:KV|state) buffer size = +([0-9.]+) MiB")
+_log: list[str] = []
+"""Lines about sizes; the library has one log for all models."""
+
+
+@dataclass(frozen=True)
+class Cache:
+    """How a context keeps its rows: their type, and `n_rs_seq`, the tokens it can take back.
+
+    `full_window` is llama.cpp's `swa_full`: whether raw rows beyond the window are kept too.
+    """
+
+    rows: Literal["f16", "f32"] = "f16"
+    rollback: int = 0
+    full_window: bool = True
+
+
 @llama_abi.LOG_CALLBACK
-def _show_errors(level: int, text: bytes, _user: Any) -> None:
+def _on_log(level: int, text: bytes, _user: Any) -> None:
     if level == llama_abi.ERROR:
         sys.stderr.write(f"llama.cpp: {text.decode(errors='replace')}")
+    elif b"buffer size" in text:
+        _log.append(text.decode(errors="replace"))
 
 
 class LlamaModel:
@@ -97,7 +118,7 @@ class LlamaModel:
             self._lib = llama_abi.load(binaries)
         except (OSError, RuntimeError) as error:
             raise PeerUnavailableError(f"llama.cpp: expected loadable binaries, got: {error}") from error
-        self._lib.llama_log_set(_show_errors, None)
+        self._lib.llama_log_set(_on_log, None)
         self._lib.load_backends()
         self._lib.llama_backend_init()
         self._vocab_size = vocab_size
@@ -125,12 +146,32 @@ class LlamaModel:
         """
         if self._context:
             self._lib.llama_free(self._context)
+            self._context = None
         self._context = self._lib.llama_init_from_model(self._model, self._params)
         if not self._context:
             raise PeerUnavailableError(
                 f"llama.cpp: expected a context of {self._params.n_ctx} tokens, got none"
             )
         self.position = 0
+
+    def resize(self, context: int, cache: Cache) -> float:
+        """Go on with a new, empty context of another kind; bytes of its state by the log (0.01 MiB exact).
+
+        Raises:
+            PeerUnavailableError: there is none to be had.
+        """
+        params = self._params
+        params.n_ctx, params.n_rs_seq, params.swa_full = context, cache.rollback, cache.full_window
+        params.type_k = params.type_v = llama_abi.TYPES[cache.rows]
+        _log.clear()
+        self.reopen()
+        sizes = [float(size) for line in _log for size in STATE_BUFFER.findall(line)]
+        return sum(sizes) * 2**20
+
+    def state_bytes(self, *, partial: bool = False) -> int:
+        """Bytes of a copy of the sequence's state, or of the part that a rollback needs."""
+        flags = llama_abi.PARTIAL_ONLY if partial else 0
+        return self._lib.llama_state_seq_get_size_ext(self._context, 0, flags)
 
     def remove(self, position: int) -> bool:
         """Take back all tokens from a position on; what `llama_memory_seq_rm` answers."""
@@ -197,5 +238,6 @@ class LlamaModel:
     def close(self) -> None:
         """Free everything."""
         self._lib.llama_batch_free(self._batch)
-        self._lib.llama_free(self._context)
+        if self._context:
+            self._lib.llama_free(self._context)
         self._lib.llama_model_free(self._model)
