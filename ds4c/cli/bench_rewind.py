@@ -206,18 +206,23 @@ def _rewind(
     for _ in range(count + 1):
         samples.decode.append(_step(probe, next_token))
         plan = _rewind_once(session, to, samples, has_snapshots)
-    ms = [statistics.median(s[1:]) * 1e3 for s in (samples.back, samples.next_token, samples.decode)]
-    prefill = statistics.median(samples.prefill[1:]) * 1e3 if samples.prefill else None
     return RewindTime(
-        plan.kind.value,
-        session.position,
-        session.position - to,
-        plan.replay_tokens,
-        *(round(m, 5) for m in ms),
-        None if prefill is None else round(prefill, 4),
-        has_snapshots,
-        count,
+        kind=plan.kind.value,
+        context=session.position,
+        distance=session.position - to,
+        replayed_tokens=plan.replay_tokens,
+        ms=_median_ms(samples.back),
+        next_token_ms=_median_ms(samples.next_token),
+        decode_step_ms=_median_ms(samples.decode),
+        prefill_ms=_median_ms(samples.prefill) if samples.prefill else None,
+        snapshots=has_snapshots,
+        repeats=count,
     )
+
+
+def _median_ms(seconds: Sequence[float]) -> float:
+    """Of all but the first, in milliseconds."""
+    return round(statistics.median(seconds[1:]) * 1e3, 5)
 
 
 def _step(probe: Session, token: int) -> float:

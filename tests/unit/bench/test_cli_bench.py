@@ -57,8 +57,8 @@ def test_json(built: Build, capsys: pytest.CaptureFixture[str]) -> None:
         (("--context", "512"), "--context: expected at most 506"),
         (("--profile", "--rows", "65"), "--rows: expected at most 64"),
         (("--profile", "--context", "512"), "--context: expected at most 511"),
-        (("-o", "x.png"), "expected them with --profile"),
-        (("--rows", "2"), "expected them with --profile"),
+        (("-o", "x.png"), "--output: expected it with --profile or --rewind"),
+        (("--rows", "2"), "--rows: expected it with --profile"),
     ],
 )
 def test_refusals(
