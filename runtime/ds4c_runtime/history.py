@@ -128,7 +128,8 @@ class History:
         """Digest of the first `length` tokens."""
         keep = min(length // BLOCK_TOKENS, len(self._blocks))
         state = self._blocks[keep - 1].hash.copy() if keep else hashlib.sha256()
-        state.update(_bytes(array("I", self.slice(keep * BLOCK_TOKENS, length))))
+        source = self._blocks[keep].tokens if keep < len(self._blocks) else self._tail
+        state.update(_bytes(source[: length - keep * BLOCK_TOKENS]))
         state.update(self._tokenizer)
         return state.hexdigest()
 

@@ -68,6 +68,10 @@ class SnapshotLayout:
         self._row_bytes = np.array([r.row_bytes for r in rings], np.int64)
         self._logits_bytes = 4 * manifest.model.vocab_size
         self.interval = manifest.limits.page_tokens
+        # From here on, positions of one phase of all rings have the same layout.
+        self._span = int(np.lcm.reduce(self._align)) if len(rings) else 1
+        self._settled = -(-int(self._back.max(initial=0)) // self._span) * self._span
+        self._parts: dict[int, Parts] = {}
 
     def rows(self, position: int) -> NDArray[np.int64]:
         """Live rows of each ring at a position."""
@@ -75,7 +79,15 @@ class SnapshotLayout:
         return position - np.maximum(first, 0)
 
     def parts(self, position: int) -> Parts:
-        """Layout at a position; every part starts at a multiple of 64 bytes."""
+        """Layout at a position; every part starts at a multiple of 64 bytes. Made once a phase."""
+        key = position
+        if position > self._settled:
+            key = self._settled + (position - self._settled) % self._span
+        if key not in self._parts:
+            self._parts[key] = self._make_parts(key)
+        return self._parts[key]
+
+    def _make_parts(self, position: int) -> Parts:
         sizes = -(-self.rows(position) * self._row_bytes // ALIGNMENT) * ALIGNMENT
         ends = np.cumsum(sizes)
         rows = int(ends[-1]) if len(ends) else 0
@@ -84,10 +96,7 @@ class SnapshotLayout:
 
     def largest(self) -> int:
         """Most bytes that a snapshot can take."""
-        span = int(np.lcm.reduce(self._align)) if len(self._align) else 1
-        base = 4 * (int(self._back.max()) + span) if len(self._back) else 0
-        base -= base % span
-        return max(self.parts(base + phase).total for phase in range(span))
+        return max(self.parts(self._settled + phase).total for phase in range(self._span))
 
 
 @dataclass(eq=False)

@@ -308,15 +308,17 @@ class StateStore:
         `without` counts references to pages that could be given up; `attached` ones are not.
         """
         given_up = without or {}
-        count = {p: self._counts[p] - given_up.get(p, 0) for p in {*given_up, *lease.pages}}
-        for page in attached:
-            if page in count:
-                count[page] += 1
-        free = self.free_pages + sum(count[p] == 0 for p in given_up)
+        kept = frozenset(attached)
+
+        def count(page: int) -> int:
+            return self._counts[page] - given_up.get(page, 0) + (page in kept)
+
+        free = self.free_pages + sum(count(p) == 0 for p in given_up)
         if fresh:
             shared = start // self._page_tokens if attached else 0
-            return self._pages_for(end) - shared, free + sum(count[p] == 1 for p in lease.pages)
-        copies = sum(count[lease.pages[i]] > 1 for i in self._to_copy(lease, start, end))
+            return self._pages_for(end) - shared, free + sum(count(p) == 1 for p in lease.pages)
+        # Every step asks this: the pages before its own are not looked at.
+        copies = sum(count(lease.pages[i]) > 1 for i in self._to_copy(lease, start, end))
         return copies + max(0, self._pages_for(end) - len(lease.pages)), free
 
     def _pages_available(
