@@ -1,4 +1,4 @@
-"""Layouts of snapshots and digests of histories, which are made once or from parts: against the plain rule."""
+"""Layouts of snapshots and digests of histories, made once or from parts: against the plain rule."""
 
 from __future__ import annotations
 
