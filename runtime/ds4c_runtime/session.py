@@ -26,6 +26,9 @@ from ds4c_runtime.snapshot_ring import Entry
 
 __all__ = ["Session", "step_sessions"]
 
+# The way in place does not look them up in their classes.
+_IN_PLACE, _NOT_REBUILT = RewindKind.IN_PLACE, RebuildReason.NOT_REBUILT
+
 
 class Session(SessionBase):
     """A session with the ways back: rewind, snapshots, fork."""
@@ -91,11 +94,11 @@ class Session(SessionBase):
         if kind is None or not self._is_open:
             return self._rewind_far(to, cause, max_replay_tokens, defer)
         # No plan is made and nothing is built twice here: this path is a hundredth of a decode step.
-        if kind is RewindKind.IN_PLACE:
+        if kind is _IN_PLACE:
             line.shorten(to, keep_state=True)
             line.epoch += 1
         seconds = time.perf_counter() - started
-        report = RewindReport(kind, cause, RebuildReason.NOT_REBUILT, position, to, to, 0, seconds, 0.0)
+        report = RewindReport(kind, cause, _NOT_REBUILT, position, to, to, 0, seconds, 0.0)
         self.last_rewind = report
         return report
 

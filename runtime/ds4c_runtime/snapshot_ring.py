@@ -7,7 +7,7 @@ rewind by `distance` replays at most `max(interval - 1, distance / 8)` tokens as
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 from ds4c_runtime.history import History
 from ds4c_runtime.snapshot import Snapshot, SnapshotInfo, SnapshotOrigin
@@ -29,11 +29,11 @@ class Entry:
     snapshot: Snapshot
     is_pinned: bool = False
     label: str = ""
+    position: int = field(init=False)
+    """Of the snapshot; held here because every rewind asks the last entry for it."""
 
-    @property
-    def position(self) -> int:
-        """Position of the snapshot."""
-        return self.snapshot.position
+    def __post_init__(self) -> None:
+        self.position = self.snapshot.position
 
     def info(self) -> SnapshotInfo:
         """For others to see."""

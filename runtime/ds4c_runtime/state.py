@@ -66,7 +66,8 @@ class StateStore:
         """Asked when slots or pages are short: takes an idle session out of memory, if there is one."""
         self._device = device
         self._free_slots = list(range(max_sessions))
-        self._free_pages = list(range(page_count))
+        # The page given back last is taken first: a rewind within a page and the next step use the same one.
+        self._free_pages = list(range(page_count))[::-1]
         self._page_tokens = manifest.limits.page_tokens
         self._counts = [0] * page_count
         self._leases: list[Lease] = []
@@ -189,17 +190,18 @@ class StateStore:
 
     def release_from(self, lease: Lease, tokens: int) -> None:
         """Give back the pages that hold no token below `tokens`."""
-        keep = self._pages_for(tokens)
-        if keep >= len(lease.pages):
-            return
-        self._release(lease.pages[keep:])
-        del lease.pages[keep:]
+        keep, pages = -(-tokens // self._page_tokens), lease.pages
+        while len(pages) > keep:
+            page = pages.pop()
+            self._counts[page] -= 1
+            if self._counts[page] == 0:
+                self._free_pages.append(page)
 
     def _release(self, pages: Sequence[int]) -> None:
         for page in pages:
             self._counts[page] -= 1
             if self._counts[page] == 0:
-                heapq.heappush(self._free_pages, page)
+                self._free_pages.append(page)
 
     def check_room(
         self, lease: Lease, start: int, end: int, *, fresh: bool = False, attached: Sequence[int] = ()
@@ -373,7 +375,7 @@ class StateStore:
         return [i for i in held if self._counts[lease.pages[i]] > 1]
 
     def _take_page(self) -> int:
-        page = heapq.heappop(self._free_pages)
+        page = self._free_pages.pop()
         self._counts[page] = 1
         return page
 

@@ -324,7 +324,7 @@ class Timeline:
         kept = max(0, to - self._saved_from)
         if kept < len(self._saved):
             self._saved = self._saved[:kept]
-        if any(position > to for position in self._rows):
+        if self._rows and max(self._rows) > to:
             self._rows = {p: row for p, row in self._rows.items() if p <= to}
 
     def replace_history(self, snapshot: Snapshot) -> None:
