@@ -19,7 +19,7 @@ PROMPT = 1000
 """Not a multiple of the interval: the end of the prompt and of every turn is a snapshot of its own."""
 STEPS = 128
 """Of a turn: as many as lie between two snapshots of the interval, so that each has one of them."""
-PAIRS = 21
+PAIRS = 31
 GOAL = Goal("<=", 1.01)
 
 
