@@ -24,24 +24,27 @@ GOAL = Goal("<=", 1.01)
 
 
 def snapshots(bench: Bench) -> list[Row]:
-    """Time of a prompt of 1000 tokens, and of turns of 128 greedy tokens, with snapshots over without.
+    """Time of a prompt of 1000 tokens, and of 128 greedy tokens after it, with snapshots over without.
 
-    Two stores of one loaded model, so both sides read the same weights. Prompts are taken by new sessions,
-    the turns by one after the other in the last of them; tokens and logits of both sides are the same bits.
+    Both sides are new sessions of one store, in the same slot and pages: where memory lies makes more of a
+    difference than snapshots do. Tokens and logits of all sessions are the same bits.
 
     Raises:
         RuntimeError: the sides differ in what they computed, or not in what they kept.
     """
-    with_snapshots, without = _Side(bench, None), _Side(bench, 0)
-    pairs = max(bench.pairs, PAIRS)
-    prefill = alternate(with_snapshots.prefill, without.prefill, pairs)
-    decode = alternate(with_snapshots.decode, without.decode, pairs)
-    if with_snapshots.digest != without.digest:
+    manifest, device = bench.own.model.manifest, bench.own.model.device
+    store = StateStore(manifest, device, 1, manifest.limits.pages_per_session)
+    model = LocalModel(manifest, device, store, Stepper(manifest, device, store))
+    prompt = tokens_of(bench.files.config, PROMPT, seed=7)
+    sides = [_Side(model, prompt, size) for size in (store.snapshots.session_bytes, 0)]
+    prefill = alternate(sides[0].run, sides[1].run, max(bench.pairs, PAIRS))
+    if len(sides[0].digests | sides[1].digests) != 1:
         raise RuntimeError("snapshots: expected the same tokens and logits without them, got others")
-    kept, none = len(with_snapshots.session.snapshots()), len(without.session.snapshots())
-    if none or kept < PROMPT // with_snapshots.interval:
-        raise RuntimeError(f"snapshots: expected some on one side only, got {kept} and {none}")
-    return [_row("snapshots_prefill", bench, prefill, PROMPT), _row("snapshots_decode", bench, decode, STEPS)]
+    kept = sides[0].kept, sides[1].kept
+    if kept[0] < PROMPT // manifest.limits.page_tokens or kept[1]:
+        raise RuntimeError(f"snapshots: expected some on one side only, got {kept[0]} and {kept[1]}")
+    turns = Pairs(*(tuple(side.turns[1:]) for side in sides))  # the first is the warm-up
+    return [_row("snapshots_prefill", bench, prefill, PROMPT), _row("snapshots_decode", bench, turns, STEPS)]
 
 
 def _row(figure: str, bench: Bench, pairs: Pairs, amount: int) -> Row:
@@ -49,48 +52,38 @@ def _row(figure: str, bench: Bench, pairs: Pairs, amount: int) -> Row:
 
 
 class _Side:
-    """Sessions of the loaded model with a store of their own."""
+    """Sessions that may hold some bytes of snapshots."""
 
-    def __init__(self, bench: Bench, snapshot_bytes: int | None) -> None:
-        manifest, device = bench.own.model.manifest, bench.own.model.device
-        self.interval = manifest.limits.page_tokens
-        pages = manifest.limits.pages_per_session
-        store = StateStore(manifest, device, 1, pages, snapshot_bytes=snapshot_bytes)
-        self._model = LocalModel(manifest, device, store, Stepper(manifest, device, store))
-        self._prompt = tokens_of(bench.files.config, PROMPT, seed=7)
-        self.session = self._open()
-        self._bits = hashlib.sha256()
+    def __init__(self, model: LocalModel, prompt: list[int], session_bytes: int) -> None:
+        self._model, self._prompt, self._session_bytes = model, prompt, session_bytes
+        self.turns: list[Timed] = []
+        self.digests: set[str] = set()
+        self.kept = 0
 
-    def _open(self) -> Session:
-        return self._model.session("snapshots")
-
-    def prefill(self) -> Timed:
-        """A new session's prompt, and the snapshot at its end."""
-        self.session.close()
-        self.session = self._open()
-        return timed(self._run_prompt)
-
-    def _run_prompt(self) -> None:
-        self.session.prefill(self._prompt)
-        self.session.keep_snapshot(SnapshotOrigin.PROMPT_END)
-
-    def decode(self) -> Timed:
-        """A turn of greedy tokens, and the snapshot at its end."""
+    def run(self) -> Timed:
+        """A new session's prompt; the turn after it is added to `turns`."""
+        self._model.store.snapshots.session_bytes = self._session_bytes
+        session = self._model.session("snapshots")
         rows: list[np.ndarray] = []
-        times = timed(lambda: self._generate(rows))
+        prefill = timed(lambda: self._read(session))
+        self.turns.append(timed(lambda: self._generate(session, rows)))
+        self.kept = len(session.snapshots())
+        bits = hashlib.sha256(session.digest.encode())
         for row in rows:
-            self._bits.update(row.tobytes())
-        return times
+            bits.update(row.tobytes())
+        self.digests.add(bits.hexdigest())
+        session.close()
+        return prefill
 
-    def _generate(self, rows: list[np.ndarray]) -> None:
-        row = self.session.logits()
+    def _read(self, session: Session) -> None:
+        session.prefill(self._prompt)
+        session.keep_snapshot(SnapshotOrigin.PROMPT_END)
+
+    @staticmethod
+    def _generate(session: Session, rows: list[np.ndarray]) -> None:
+        row = session.logits()
         for _ in range(STEPS):
             assert row is not None
-            row = self.session.step([int(row.argmax())])[0]
+            row = session.step([int(row.argmax())])[0]
             rows.append(row)
-        self.session.keep_snapshot(SnapshotOrigin.TURN_END)
-
-    @property
-    def digest(self) -> tuple[str, str]:
-        """Of all tokens, and of the logits of all turns."""
-        return self.session.digest, self._bits.hexdigest()
+        session.keep_snapshot(SnapshotOrigin.TURN_END)
