@@ -89,7 +89,7 @@ class FakePeer:
     def __init__(self, *_: Any) -> None:
         self.cache, self.fed, self.closed = Cache(), 0, False
 
-    def reopen(self, context: int, cache: Cache) -> float:
+    def resize(self, context: int, cache: Cache) -> float:
         self.cache, self.fed = cache, 0
         return (2e6 if cache.rows == "f32" else 1e6) + 1e5 * cache.rollback + context
 
