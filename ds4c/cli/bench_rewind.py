@@ -1,15 +1,15 @@
 """`ds4c bench --rewind`: what going back costs, by distance and by way, and how many bytes it takes.
 
 Every rewind is done on a fork that is thrown away, so all of them start from the same session. A decode
-step of another fork runs before each: it is the unit of comparison, and it leaves the caches as a session
-that generates finds them.
+step of another fork runs right before each: it is the unit of comparison, and it leaves the caches as a
+session that generates finds them.
 """
 
 from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -204,8 +204,9 @@ def _rewind(
     plan = session.plan_rewind(to)
     count = repeats if plan.replay_tokens <= MOST_REPLAYED else min(3, repeats)
     for _ in range(count + 1):
-        samples.decode.append(_step(probe, next_token))
-        plan = _rewind_once(session, to, samples, has_snapshots)
+        plan = _rewind_once(
+            session, to, samples, lambda: samples.decode.append(_step(probe, next_token)), has_snapshots
+        )
     return RewindTime(
         kind=plan.kind.value,
         context=session.position,
@@ -235,8 +236,10 @@ def _step(probe: Session, token: int) -> float:
     return seconds
 
 
-def _rewind_once(session: Session, to: int, samples: _Samples, has_snapshots: bool) -> RewindPlan:
-    """Rewind a fork; compare with its plan, and a replay with a prefill of the same tokens.
+def _rewind_once(
+    session: Session, to: int, samples: _Samples, decode: Callable[[], None], has_snapshots: bool
+) -> RewindPlan:
+    """Rewind a fork right after `decode`; compare with its plan, and a replay with a prefill of its tokens.
 
     Raises:
         CommandFailure: something else was done, or the logits differ.
@@ -245,6 +248,7 @@ def _rewind_once(session: Session, to: int, samples: _Samples, has_snapshots: bo
     if not has_snapshots:
         child.timeline.store.snapshots.clear(child.timeline.ring)
     plan = child.plan_rewind(to)
+    decode()
     start = time.perf_counter()
     report = child.rewind(to)
     back = time.perf_counter()
