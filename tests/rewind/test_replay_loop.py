@@ -76,6 +76,7 @@ class Loop:
     emitted: list[int] = field(default_factory=list[int])
     decided: dict[int, int] = field(default_factory=dict[int, int])
     restores: list[tuple[int, str]] = field(default_factory=list[tuple[int, str]])
+    """Position of each rewind and the snapshot that it put back."""
     rounds: int = 0
 
     def run(self) -> None:
@@ -111,7 +112,7 @@ class Loop:
     def restore(self, to: int) -> None:
         report = self.session.rewind(to)
         assert report.kind in (RewindKind.SNAPSHOT, RewindKind.SNAPSHOT_REPLAY)
-        self.restores.append((report.base_position, report.snapshot_id))
+        self.restores.append((to, report.snapshot_id))
 
     def on_token(self) -> None:
         """Tell the watchdog, where there is one, that tokens were decided."""
