@@ -155,6 +155,7 @@ class FakeDevice:
         step_delay_seconds: time a step takes (the GIL is free meanwhile).
         favour: called with (position, token) of a row; the token it returns gets the largest logit.
         fail_at: numbers of calls (from 0) that write garbage into what they may write and then fail.
+        fails_copies: whether copies inside an arena fail.
         calls: number of calls so far.
         rows: rows of every step so far.
     """
@@ -167,6 +168,7 @@ class FakeDevice:
     rows: list[int] = field(default_factory=list)
     name: str = "cpu"
     weights: Arena = field(default_factory=lambda: aligned_zeros(0))
+    fails_copies: bool = False
     copies: CopyThread = field(default_factory=CopyThread)
     allocated: int = 0
 
@@ -187,6 +189,8 @@ class FakeDevice:
         return self.copies.submit(source, arena[offset : offset + len(source)])
 
     def copy(self, arena: Arena, source: int, target: int, size: int) -> None:
+        if self.fails_copies:
+            raise InjectedError("copy of a page failed on request")
         arena[target : target + size] = arena[source : source + size]
 
     def call(self, entry: str, arenas: Sequence[Arena]) -> None:

@@ -6,7 +6,7 @@ from dataclasses import dataclass
 
 from ds4c_runtime.errors import InvalidRequestError, MemoryBudgetError
 from ds4c_runtime.manifest import Manifest
-from ds4c_runtime.snapshot_pool import default_session_bytes
+from ds4c_runtime.snapshot_pool import MOST_BYTES, default_session_bytes
 
 SNAPSHOT_SHARE = 4
 """With a budget, at most one part in that many of what is left after the fixed part goes to snapshots."""
@@ -36,7 +36,7 @@ def plan_memory(
     quarter of what is left after the fixed part unless `snapshot_budget` says otherwise, pages the rest.
 
     Raises:
-        InvalidRequestError: `max_sessions` below 1, `snapshot_budget` below 0.
+        InvalidRequestError: `max_sessions` below 1, `snapshot_budget` negative or beyond 128 GiB.
         MemoryBudgetError: the budget does not hold the fixed part, the pages of one full session and the
             snapshots asked for.
     """
@@ -44,16 +44,17 @@ def plan_memory(
         raise InvalidRequestError(
             f"engine not loaded: expected at least 1 session, got {max_sessions}", field="max_sessions"
         )
-    if snapshot_budget is not None and snapshot_budget < 0:
+    if snapshot_budget is not None and not 0 <= snapshot_budget <= MOST_BYTES:
         raise InvalidRequestError(
-            f"engine not loaded: expected a snapshot budget of 0 bytes or more, got {snapshot_budget}",
+            f"engine not loaded: expected a snapshot budget of 0 to {MOST_BYTES} bytes, "
+            f"got {snapshot_budget}",
             field="snapshot_budget",
         )
     arenas, limits = manifest.arenas, manifest.limits
     slots = max_sessions * arenas.state_slot
     fixed = arenas.weights + arenas.workspace + arenas.io + slots
     wanted = max_sessions * limits.pages_per_session
-    of_snapshots = max_sessions * default_session_bytes(manifest)
+    of_snapshots = min(max_sessions * default_session_bytes(manifest), MOST_BYTES)
     snapshots = _round64(of_snapshots if snapshot_budget is None else snapshot_budget)
     if budget is None:
         return MemoryPlan(fixed, arenas.page, wanted, snapshots)

@@ -258,5 +258,6 @@ def step_sessions(executor: Stepper, work: Sequence[tuple[SessionBase, Sequence[
         line = session.timeline
         line.history.extend(tokens)
         line.evaluated = line.position
-        line.keep_marked()
+    for session, _, _ in work:
+        session.timeline.keep_marked()
     return results

@@ -20,12 +20,14 @@ from ds4c_runtime.device.base import Arena, Device
 from ds4c_runtime.extents import Extents
 from ds4c_runtime.history import History
 from ds4c_runtime.manifest import Manifest
-from ds4c_runtime.snapshot import Parts, Snapshot, SnapshotLayout, SnapshotOrigin
+from ds4c_runtime.snapshot import UNIT_BYTES, Parts, Snapshot, SnapshotLayout, SnapshotOrigin
 from ds4c_runtime.snapshot_ring import DENSE_TOKENS, SHARE, TURN_ENDS, Entry, SnapshotRing
 from ds4c_runtime.transport import CopyMode, OnDevice, OnHost, Place, Transport
 
 SESSION_BYTES = 256 << 20
 """Most bytes of one session's snapshots by default."""
+MOST_BYTES = UNIT_BYTES * (2**31 - 1)
+"""Most bytes of the arena: kernels are told places as int32 in units of 64 bytes."""
 STAGED = 4
 """Largest snapshots that fit into the arena when they are kept on the host."""
 
@@ -86,6 +88,7 @@ class SnapshotPool:
         # On the host the budget is shared by the buffers there and the arena that they are filled from.
         size = budget if mode is CopyMode.DEVICE else min(budget // 2, STAGED * self.layout.largest())
         size -= size % 64
+        assert size <= MOST_BYTES, "places of rows would not fit into int32"
         self._host_budget = budget - size
         self.arena: Arena = device.allocate(size)
         self.transport = Transport(device, self.arena, mode)
@@ -332,6 +335,16 @@ class SnapshotPool:
         pinned = {id(e.snapshot) for ring in self._rings for e in ring.entries if e.is_pinned}
         return [(r, e) for r in self._rings for e in r.entries if id(e.snapshot) not in pinned]
 
+    def evictable_by_page(self) -> dict[int, list[Snapshot]]:
+        """Snapshots nobody has pinned, by the pages they hold: of left branches first, then the oldest."""
+        on_branch = {id(e.snapshot) for ring in self._rings for e in ring.branch}
+        every = {id(e.snapshot): e.snapshot for _, e in self.evictable()}
+        found: dict[int, list[Snapshot]] = {}
+        for snapshot in sorted(every.values(), key=lambda s: (id(s) in on_branch, s.create_time)):
+            for page in snapshot.pages:
+                found.setdefault(page, []).append(snapshot)
+        return found
+
     def evict(self, snapshot: Snapshot) -> None:
         """Take a snapshot from every session that holds it."""
         for ring in self._rings:
@@ -386,7 +399,9 @@ class SnapshotPool:
         return True
 
     def _give_up_any(self, ring: SnapshotRing, current: int) -> bool:
-        """Give up a snapshot: of branches that were left, then of this session, then of the largest.
+        """Give up a snapshot: of branches that were left, then of the session that holds the most bytes.
+
+        A session that is busy so takes room from idle ones until all have their share.
 
         All who hold it lose it, since only then it frees bytes; one that any of them has pinned stays.
         """
@@ -396,10 +411,11 @@ class SnapshotPool:
             return id(entry.snapshot) not in pinned
 
         left = (e for r in self._rings for e in r.left if may_go(e))
-        entry = next(left, None) or ring.cheapest(current, may_go)
-        for other in sorted(self._rings, key=lambda r: r.bytes, reverse=True):
+        entry = next(left, None)
+        for other in sorted(self._rings, key=lambda r: (-r.bytes, r is not ring)):
             if entry is None:
-                entry = other.cheapest(other.branch[-1].position if other.branch else 0, may_go)
+                position = current if other is ring else other.branch[-1].position if other.branch else 0
+                entry = other.cheapest(position, may_go)
         if entry is None:
             return False
         self.evict(entry.snapshot)

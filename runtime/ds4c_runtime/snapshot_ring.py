@@ -99,8 +99,11 @@ class SnapshotRing:
 
     def leave(self, position: int) -> None:
         """The branch was cut at a position."""
-        while self.branch and self.branch[-1].position > position:
-            self.left.append(self.branch.pop())
+        keep = len(self.branch)
+        while keep and self.branch[keep - 1].position > position:
+            keep -= 1
+        self.left.extend(self.branch[keep:])  # ascending: the end of a branch is worth more than its middle
+        del self.branch[keep:]
 
     def sort_by(self, history: History) -> None:
         """The history was replaced: see which entries are on its branch."""

@@ -14,8 +14,9 @@ from numpy.typing import NDArray
 
 from ds4c_runtime.counters import Counters
 from ds4c_runtime.device.base import Arena, Device
-from ds4c_runtime.errors import MemoryBudgetError, SessionLimitError
+from ds4c_runtime.errors import BackendFailedError, MemoryBudgetError, SessionLimitError
 from ds4c_runtime.manifest import AppendState, Manifest, RingState, numpy_dtype
+from ds4c_runtime.snapshot import Snapshot
 from ds4c_runtime.snapshot_pool import SnapshotPool, default_session_bytes
 from ds4c_runtime.transport import CopyMode
 
@@ -232,17 +233,29 @@ class StateStore:
 
         Raises:
             MemoryBudgetError: as `check_room`; nothing has changed then.
+            BackendFailedError: a page could not be copied; no row has changed then.
         """
         self.check_room(lease, start, end)
         self._reclaim(lease, start, end)
-        size = self.manifest.arenas.page
         for index in self._to_copy(lease, start, end):
             shared, own = lease.pages[index], self._take_page()
-            self._device.copy(self.pages, shared * size, own * size, size)
+            self._copy_page(shared, own)
             self._counts[shared] -= 1
             lease.pages[index] = own
         while len(lease.pages) < self._pages_for(end):
             lease.pages.append(self._take_page())
+
+    def _copy_page(self, source: int, own: int) -> None:
+        size = self.manifest.arenas.page
+        try:
+            self._device.copy(self.pages, source * size, own * size, size)
+        except BaseException as error:
+            self._release([own])
+            if not isinstance(error, Exception):
+                raise
+            raise BackendFailedError(
+                f"page not copied: expected the device to finish, got {type(error).__name__}: {error}; retry"
+            ) from error
 
     def ring_rows(self, slot: int, state: RingState, positions: Sequence[int]) -> Rows:
         """Rows of a ring at positions, `[n, width]`, a copy."""
@@ -343,25 +356,29 @@ class StateStore:
 
     def _reclaim(self, lease: Lease, start: int, end: int) -> None:
         """Give up snapshots, those of branches that were left first, until there are pages to write to."""
+        holders: dict[int, list[Snapshot]] | None = None
         while True:
             needed, free = self._pages_needed(lease, start, end, False)
             if needed <= free:
                 return
-            wanted = {lease.pages[i] for i in self._to_copy(lease, start, end)}
-            candidates = [
-                (
-                    not (wanted | self._single()) & set(e.snapshot.pages),
-                    e not in r.left,
-                    e.snapshot.create_time,
-                    e,
-                )
-                for r, e in self.snapshots.evictable()
-            ]
-            self.snapshots.evict(min(candidates, key=lambda c: c[:3])[3].snapshot)
+            if holders is None:
+                holders = self.snapshots.evictable_by_page()
+            wanted = [lease.pages[i] for i in self._to_copy(lease, start, end)]
+            victim = self._victim(holders, wanted)
+            for page in victim.pages:
+                holders[page].remove(victim)
+            self.snapshots.evict(victim)
 
-    def _single(self) -> set[int]:
-        """Pages with one reference."""
-        return {page for page, count in enumerate(self._counts) if count == 1}
+    def _victim(self, holders: Mapping[int, Sequence[Snapshot]], wanted: Sequence[int]) -> Snapshot:
+        """The snapshot to give up: one that holds a wanted page, else of the page that is free soonest.
+
+        Lists of holders are in the order in which they may go.
+        """
+        for page in wanted:
+            if holders.get(page):
+                return holders[page][0]
+        free = [(len(by), page) for page, by in holders.items() if by and self._counts[page] == len(by)]
+        return holders[min(free)[1]][0]
 
     def _make_room(self) -> bool:
         return self.on_shortage is not None and self.on_shortage()

@@ -13,7 +13,7 @@ missing; the logits there came with the rows.
 from __future__ import annotations
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -395,19 +395,24 @@ def run(executor: Stepper, work: Sequence[Work]) -> list[Logits]:
     Raises:
         InvalidRequestError: larger than the artifact allows; nothing has changed.
         MemoryBudgetError: no pages; nothing has changed.
-        BackendFailedError: the device failed; the states of all timelines are given up.
+        BackendFailedError: the device failed, or something else on the way; unless no page could be copied,
+            the states of all timelines are given up.
     """
     executor.check(sum(len(t) for _, _, t, _ in work), len(work), sum(w for _, _, _, w in work))
     _take_pages(work)
-    segments = _segments(executor, work)
+    segments: list[Segment] = []
     try:
+        segments.extend(_segments(executor, work))
         results = executor.run(segments)
-    except BackendFailedError:
-        for (line, *_), segment in zip(work, segments, strict=True):
-            for reserved in segment.marks:
-                line.store.snapshots.cancel(reserved)
-            line.forget_state()
-        raise
+    except BaseException as error:
+        # Whatever went wrong, rows may have been written: a state that calls itself valid would be a lie.
+        _give_up_states(work, segments)
+        if isinstance(error, BackendFailedError) or not isinstance(error, Exception):
+            raise
+        raise BackendFailedError(
+            f"step failed: expected its logits, got {type(error).__name__}: {error}; "
+            "the session is rebuilt from its history on next use"
+        ) from error
     held: list[Logits] = []
     for (line, start, tokens, wanted), segment, logits in zip(work, segments, results, strict=True):
         end = start + len(tokens)
@@ -421,12 +426,19 @@ def run(executor: Stepper, work: Sequence[Work]) -> list[Logits]:
     return held
 
 
-def _segments(executor: Stepper, work: Sequence[Work]) -> list[Segment]:
+def _give_up_states(work: Sequence[Work], segments: Sequence[Segment]) -> None:
+    for (line, *_), segment in zip(work, segments, strict=False):
+        for reserved in segment.marks:
+            line.store.snapshots.cancel(reserved)
+    for line, *_ in work:
+        line.forget_state()
+
+
+def _segments(executor: Stepper, work: Sequence[Work]) -> Iterator[Segment]:
     """Segments with their marks; marks take what is left of the rows with logits."""
     limits = executor.limits
     marks_left = limits.max_marks
     rows_left = limits.max_logit_rows - sum(wanted for _, _, _, wanted in work)
-    segments: list[Segment] = []
     for line, start, tokens, wanted in work:
         marks = line.reserve_marks(start, start + len(tokens), marks_left)
         segment = Segment(line.lease.slot, start, tokens, line.lease.pages, wanted, marks)
@@ -434,15 +446,14 @@ def _segments(executor: Stepper, work: Sequence[Work]) -> list[Segment]:
             line.store.snapshots.cancel(marks.pop())
         rows_left -= len(segment.logit_rows()) - wanted if marks else 0
         marks_left -= len(marks)
-        segments.append(segment)
-    return segments
+        yield segment
 
 
 def _take_pages(work: Sequence[Work]) -> None:
     try:
         for line, start, tokens, _ in work:
             line.store.make_writable(line.lease, start, start + len(tokens))
-    except MemoryBudgetError:
+    except (MemoryBudgetError, BackendFailedError):
         for line, *_ in work:
             line.store.release_from(line.lease, line.evaluated)
         raise

@@ -194,6 +194,7 @@ class Marks:
     @staticmethod
     def of(args: Args) -> Marks:
         """Operands `marks`, `offsets` and `snapshots` of a kernel with attributes `align` and `back`."""
+        assert args.spec.operand("snapshots").dtype == "float32", "places count float32 elements"
         layout = MarksLayout(args.shape("marks")[0], 0)
         return Marks(args, layout, args.b.let(i64(args["marks"][0])), args["snapshots"])
 

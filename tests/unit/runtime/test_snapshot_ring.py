@@ -146,11 +146,11 @@ def test_pinned_snapshots_are_never_surplus_and_never_given_up() -> None:
     assert sorted([*ring.branch, *ring.left], key=lambda e: e.position) == pinned
 
 
-def test_what_was_left_goes_first_and_oldest_first() -> None:
+def test_what_was_left_goes_first_and_its_end_last() -> None:
     ring = SnapshotRing(INTERVAL)
     extend(ring, 0, 12 * 128)
     ring.leave(10 * 128)
-    assert [e.position for e in ring.left] == [12 * 128, 11 * 128]
+    assert [e.position for e in ring.left] == [11 * 128, 12 * 128]
     order = [ring.cheapest(10 * 128)]
     assert order[0] is ring.left[0]
     ring.remove(ring.left[0])

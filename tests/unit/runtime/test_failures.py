@@ -1,0 +1,104 @@
+"""Failures in the middle of a step: a state is right or says that it is invalid, and nothing is lost."""
+
+from __future__ import annotations
+
+import random
+
+import numpy as np
+import pytest
+from fake_executable import FakeMachine, fake_machine, small_manifest
+
+from ds4c_runtime.errors import BackendFailedError, InvalidRequestError
+from ds4c_runtime.memory_plan import plan_memory
+from ds4c_runtime.session import Session, step_sessions
+from ds4c_runtime.snapshot import SnapshotOrigin
+from ds4c_runtime.snapshot_pool import MOST_BYTES
+
+
+def tokens(count: int, seed: int = 0) -> list[int]:
+    return random.Random(seed).choices(range(1024), k=count)
+
+
+def check(machine: FakeMachine, session: Session) -> None:
+    """Right as a fresh session is, and nothing leaked."""
+    fresh = fake_machine(max_sessions=1).open()
+    fresh.prefill(session.history)
+    got, want = session.logits(), fresh.logits()
+    assert got is not None
+    assert want is not None
+    assert np.array_equal(got, want)
+    session.timeline.check_integrity()
+    machine.store.check_integrity()
+
+
+class FailingCopy(np.ndarray):
+    """An array that cannot be copied, as if memory had run out."""
+
+    def __getitem__(self, key: object) -> object:
+        raise MemoryError("no memory for the logits")
+
+
+def test_memory_runs_out_after_the_device_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The rows are written by then; marks of the step are reserved."""
+    machine, given = fake_machine(), tokens(60)
+    session, other = machine.open("a"), machine.open("b")
+    session.prefill(given[:30])
+    other.prefill(given[:20])
+    io = machine.stepper._io  # pyright: ignore[reportPrivateUsage]
+    with monkeypatch.context() as patch:
+        patch.setattr(io, "logits", io.logits.view(FailingCopy))
+        with pytest.raises(BackendFailedError, match="expected its logits, got MemoryError"):
+            step_sessions(machine.stepper, [(session, given[30:40], 1), (other, given[20:24], 1)])
+    assert [(s.position, s.state_valid) for s in (session, other)] == [(30, False), (20, False)]
+    machine.store.check_integrity()
+    for each in (session, other):
+        each.rebuild()
+        check(machine, each)
+
+
+def test_a_page_cannot_be_copied() -> None:
+    machine, given = fake_machine(), tokens(60)
+    session = machine.open()
+    session.prefill(given[:40])
+    assert session.take_snapshot(SnapshotOrigin.CLIENT) is not None  # its last page is shared from now on
+    machine.device.fails_copies = True
+    with pytest.raises(BackendFailedError, match="page not copied: expected the device to finish"):
+        session.step(given[40:41])
+    machine.device.fails_copies = False
+    machine.store.check_integrity()
+    assert session.position == 40
+    session.rebuild()
+    session.step(given[40:50])
+    check(machine, session)
+
+
+def test_a_busy_session_gets_its_share_of_a_full_pool() -> None:
+    manifest = small_manifest(context=512)
+    size = fake_machine(manifest).store.snapshots.layout.largest()
+    machine = fake_machine(manifest, snapshot_bytes=6 * size)
+    idle, busy = machine.open("idle"), machine.open("busy")
+    idle.prefill(tokens(400))
+    busy.prefill(tokens(400, seed=1))
+    held = [len(s.snapshots()) for s in (idle, busy)]
+    assert min(held) >= 2, held
+    assert busy.plan_rewind(380).replay_tokens < 200
+
+
+def test_the_end_of_a_branch_that_was_left_is_kept() -> None:
+    manifest = small_manifest(context=1024)
+    machine = fake_machine(manifest)
+    session = machine.open()
+    session.prefill(tokens(700))
+    end = session.take_snapshot(SnapshotOrigin.TURN_END)
+    session.rewind(10)
+    session.prefill(tokens(60, seed=2))
+    assert end is not None
+    assert end.snapshot_id in [info.snapshot_id for info in session.snapshots()]
+    assert session.rewind_to_snapshot(end.snapshot_id).to_position == 700
+
+
+def test_a_pool_that_kernels_cannot_address_is_refused() -> None:
+    manifest = small_manifest()
+    with pytest.raises(InvalidRequestError, match=r"expected a snapshot budget of 0 to \d+ bytes"):
+        plan_memory(manifest, 1, None, MOST_BYTES + 1)
+    assert plan_memory(manifest, 1 << 24, None).snapshots <= MOST_BYTES
