@@ -41,6 +41,8 @@ SPLITS = (0, 1, 4, 21, 100, 126, 127, 128, 129, 131, 140, 255, 256, 257, 300, 38
 SLOTS = 7
 SESSIONS = SLOTS - 2
 """Open at once; one more slot is for the fork of a pin below the position, one for a fresh session."""
+PAGES = SLOTS * 4 + SESSIONS * 3 * 4
+"""Enough for full sessions and for pins that share nothing; a chapter may have fewer."""
 FRESH_EVERY = 50
 IN_PLACE = (RewindKind.NONE, RewindKind.IN_PLACE)
 
@@ -180,7 +182,7 @@ class Walk:
         self.model = with_store(
             self.base,
             SLOTS,
-            pages=chapter.pages,
+            pages=chapter.pages or PAGES,
             snapshot_bytes=None if number is None else number * largest,
             copy_mode=chapter.mode or CopyMode.DEVICE,
         )
@@ -238,6 +240,10 @@ class Walk:
                 tracked.session.rebuild()
         return tracked if tracked.session.state_valid else None
 
+    def may_refuse(self) -> None:
+        assert self.chapter.pages is not None, "refused though there are pages"
+        self.refused += 1
+
     def more(self, tracked: Tracked, count: int) -> list[int]:
         """The next tokens along a path of the tree, any of those that are still open."""
         paths, at = self.tree.all_of(tracked.tokens), len(tracked.tokens)
@@ -251,8 +257,7 @@ class Walk:
         try:
             yield
         except MemoryBudgetError:
-            assert self.chapter.pages is not None, "refused though there are pages"
-            self.refused += 1
+            self.may_refuse()
             self.trace[-1] += " refused"
             after = [(t.session.state_valid, t.session.history) for t in tracked]
             assert before == after, "a refusal has changed a session"
@@ -285,14 +290,14 @@ class Walk:
                 session.logits()
             return
         if not tracked.tokens:
-            assert session.logits() is None
+            assert session.logits() is None, "logits of nothing"
             return
         try:
             row = session.logits()
         except MemoryBudgetError:  # the page of the last token is shared and there is none to copy it to
-            assert self.chapter.pages is not None
+            self.may_refuse()
             return
-        assert row is not None
+        assert row is not None, "no logits"
         got = (row.tobytes(), digest_of(self.model, self.config, session))
         paths = self.tree.all_of(tracked.tokens)
         if paths:
@@ -305,10 +310,10 @@ class Walk:
         try:
             fresh.prefill(tracked.tokens)
             row = fresh.logits()
-            assert row is not None
+            assert row is not None, "no logits"
             want = (row.tobytes(), digest_of(self.model, self.config, fresh))
         except MemoryBudgetError:
-            assert self.chapter.pages is not None
+            self.may_refuse()
             return
         finally:
             fresh.close()
@@ -329,9 +334,8 @@ class Walk:
         try:
             tracked.session.prefill(tokens, chunk=int(self.rng.integers(1, 65)))
         except MemoryBudgetError:
-            assert self.chapter.pages is not None
-            self.refused += 1
-            assert tracked.session.state_valid or not was_valid
+            self.may_refuse()
+            assert tracked.session.state_valid or not was_valid, "a refusal has lost the state"
             return
         tracked.tokens += tuple(tokens)
 
@@ -365,7 +369,7 @@ class Walk:
         with self.short_of_pages(tracked):
             rows = session.step(good + bad, all_logits=True)
             report = session.rewind(start + len(good))
-            assert (report.kind in IN_PLACE, report.replayed_tokens) == (True, 0)
+            assert (report.kind in IN_PLACE, report.replayed_tokens) == (True, 0), report
             tracked.tokens += tuple(good)
             self.compare_rows(tracked, rows, len(good))
 
@@ -398,8 +402,9 @@ class Walk:
         session, before = tracked.session, len(tracked.tokens)
         plan, was_valid = session.plan_rewind(to), session.state_valid
         oldest = max(session.floor, session.high_water - session.horizon)
-        assert (plan.kind in IN_PLACE) == (was_valid and (to == before or to >= oldest))
-        assert session.can_rewind(to) == (plan.kind is not RewindKind.REBUILD)
+        is_legal = was_valid and (to == before or to >= oldest)
+        assert (plan.kind in IN_PLACE) == is_legal, f"{plan} from {before}, oldest {oldest}"
+        assert session.can_rewind(to) == (plan.kind is not RewindKind.REBUILD), plan
         if plan.replay_tokens > 1:
             with pytest.raises(RewindTooDearError):
                 session.rewind(to, max_replay_tokens=plan.replay_tokens - 1)
@@ -408,9 +413,10 @@ class Walk:
             tracked.tokens = tracked.tokens[:to]
             self.kinds[report.kind] += 1
             got = (report.kind, report.base_position, report.replayed_tokens, report.snapshot_id)
-            assert got == (plan.kind, plan.base_position, plan.replay_tokens, plan.snapshot_id)
-            assert (report.from_position, report.to_position) == (before, to)
-            assert session.state_valid
+            want = (plan.kind, plan.base_position, plan.replay_tokens, plan.snapshot_id)
+            assert got == want, f"{report} is not what {plan} said"
+            assert (report.from_position, report.to_position) == (before, to), report
+            assert session.state_valid, "still stale"
 
     def rewind_later(self) -> None:
         """Only the history is cut; what comes next, or a part of a rebuild now, brings the state back."""
@@ -439,8 +445,8 @@ class Walk:
         plan = tracked.session.plan_rewind(at)
         with self.short_of_pages(tracked):
             child, report = tracked.session.fork(at, session_id=f"{self.done['fork']}")
-            assert (report.kind is RewindKind.IN_PLACE) == (plan.kind in IN_PLACE)
-            assert report.replayed_tokens == plan.replay_tokens
+            got = (report.kind is RewindKind.IN_PLACE, report.replayed_tokens)
+            assert got == (plan.kind in IN_PLACE, plan.replay_tokens), f"{report} is not what {plan} said"
             self.add(child, tracked.tokens[:at])
 
     def two_in_one_step(self) -> None:
@@ -504,7 +510,7 @@ class Walk:
         with self.short_of_pages(tracked):
             report = tracked.session.rewind_to_snapshot(snapshot.snapshot_id)
             self.kinds[report.kind] += 1
-            assert (report.to_position, report.replayed_tokens) == (snapshot.position, 0)
+            assert (report.to_position, report.replayed_tokens) == (snapshot.position, 0), report
             tracked.tokens = snapshot.history.tokens()
 
     def evict(self) -> None:
