@@ -44,6 +44,7 @@ SESSIONS = SLOTS - 2
 PAGES = SLOTS * 4 + SESSIONS * 3 * 4
 """Enough for full sessions and for pins that share nothing; a chapter may have fewer."""
 FRESH_EVERY = 50
+HOST_MODES = (CopyMode.HOST, CopyMode.HOST_ASYNC, CopyMode.HOST_PINNED)
 IN_PLACE = (RewindKind.NONE, RewindKind.IN_PLACE)
 
 
@@ -108,7 +109,7 @@ class Tracked:
 
 @dataclass(frozen=True)
 class Chapter:
-    """Store options for a part of a walk. `mode` `None` changes the copy mode before every operation."""
+    """Store options for a part of a walk. `mode` `None` takes another host mode for every operation."""
 
     mode: CopyMode | None
     largest_snapshots: int | None
@@ -155,8 +156,7 @@ class Walk:
             if number % chapter_length == 0:
                 self.begin_chapter(CHAPTERS[number // chapter_length % len(CHAPTERS)])
             if self.chapter.mode is None:
-                modes = list(CopyMode)
-                self.model.store.snapshots.transport.mode = modes[self.rng.integers(len(modes))]
+                self.model.store.snapshots.transport.mode = HOST_MODES[self.rng.integers(len(HOST_MODES))]
             name = self._names[self.rng.choice(len(self._names), p=self._weights)]
             self.changed = []
             self.trace.append(name)
@@ -184,10 +184,8 @@ class Walk:
             SLOTS,
             pages=chapter.pages or PAGES,
             snapshot_bytes=None if number is None else number * largest,
-            copy_mode=chapter.mode or CopyMode.DEVICE,
+            copy_mode=chapter.mode or CopyMode.HOST,
         )
-        if chapter.mode is None:  # a store of the device that may keep as much on the host
-            self.model.store.snapshots._host_budget = self.model.store.snapshots.budget
         store = self.model.store
         for arena in (store.states, store.pages, store.snapshots.arena):
             arena[:] = DEAD_BYTE
@@ -275,7 +273,7 @@ class Walk:
         for tracked in seen:
             self.check_one(tracked, fresh=number % FRESH_EVERY == 0)
         pool = self.model.store.snapshots
-        assert self.chapter.mode is None or pool.bytes_used <= pool.budget, "budget of snapshots exceeded"
+        assert pool.bytes_used <= pool.budget, "budget of snapshots exceeded"
         if number % 7 == 0:  # it waits for copies, which should mostly go on
             self.model.store.check_integrity()
 
