@@ -11,11 +11,12 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help setup host oracle peers peers-table demo bench lint format test golden proto clean distclean
+.PHONY: help setup host oracle peers peers-table demo bench lint format test test-full golden proto clean distclean
 
 help:
 	@echo "make demo     set up .venv, build the bundled model for cpu, serve it, drive it with a gRPC client"
 	@echo "make test     set up .venv, lint, types, import rules, all tests"
+	@echo "make test-full    make test and the long forms of some tests: walks of 10,000 operations and the like"
 	@echo "make setup    only .venv            make lint     ruff, basedpyright, import rules"
 	@echo "make oracle   torch and transformers for live parity tests (CPU build only)"
 	@echo "make bench    speed of ds4c beside llama.cpp and transformers (the latter after make oracle)"
@@ -73,8 +74,12 @@ format: setup
 # Tests that measure time or need both cores are marked `serial` and run alone, after the others. A worker that
 # dies fails the run at once: xdist can wait forever for the files of a worker that it replaced.
 test: lint
-	$(PYTEST) -n 2 --dist loadfile --max-worker-restart=0 -m "not serial"
+	$(PYTEST) -n 2 --dist loadfile --max-worker-restart=0 -m "not serial and not full"
 	$(PYTEST) -m serial
+
+# The long forms: walks of 10,000 operations, kill -9 at 200 points.
+test-full: test
+	$(PYTEST) -m full
 
 golden: setup
 	$(BIN)/python tools/golden/make_golden.py

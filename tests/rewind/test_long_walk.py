@@ -29,6 +29,7 @@ def test_a_thousand_operations(built: Build, name: str, seed: int, tmp_path: Pat
     assert {kind for kind, count in done.kinds.items() if count} == set(RewindKind)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 @pytest.mark.parametrize("name", MODELS)
 def test_ten_thousand_operations(built: Build, name: str, seed: int, tmp_path: Path) -> None:

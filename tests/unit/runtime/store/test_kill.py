@@ -154,6 +154,7 @@ def test_kill_at_20_points(child: Child, tmp_path: Path, seed: int) -> None:
     kill(child, tmp_path, seed, 20)
 
 
+@pytest.mark.full
 @pytest.mark.slow
 def test_kill_at_200_points(child: Child, tmp_path: Path, seed: int) -> None:
     for number in range(10):
