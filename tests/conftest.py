@@ -56,7 +56,15 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
         terminalreporter.write_line(f"ds4c: repeat with DS4C_TEST_SEED={SEED}")
 
 
+COMPILING = frozenset({"built", "lab", "library"})
+"""Fixtures that compile kernels, which takes ten seconds and more: tests with one are `slow`."""
+
+
+@pytest.hookimpl(tryfirst=True)  # before `-m` chooses
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if COMPILING & set(getattr(item, "fixturenames", ())):
+            item.add_marker(pytest.mark.slow)
     reasons = {marker: lacks() for marker, lacks in REQUIREMENTS.items()}
     for item in items:
         for marker, reason in reasons.items():

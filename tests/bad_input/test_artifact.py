@@ -134,9 +134,9 @@ ELSEWHERE: dict[str, tuple[Edit, int, tuple[str, ...]]] = {
         ("expected the CPU features avx2, made_up", "without made_up", "cpu:generic"),
     ),
     "another tvm-ffi": (other("versions.tvm_ffi", "0.1.99"), 5, ("apache-tvm-ffi 0.1.99", "install")),
-    "newer manifest": (other("version", 2), 4, ("version 1", "got 'ds4c-artifact' version 2")),
-    "older manifest": (other("version", 0), 4, ("version 1", "version 0")),
-    "version of text": (other("version", "1"), 4, ("version 1", "version '1'")),
+    "newer manifest": (other("version", 3), 4, ("version 2", "got 'ds4c-artifact' version 3")),
+    "older manifest": (other("version", 1), 4, ("version 2", "got 'ds4c-artifact' version 1")),
+    "version of text": (other("version", "2"), 4, ("version 2", "version '2'")),
     "another format": (other("format", "onnx"), 4, ("'ds4c-artifact'", "'onnx'")),
     "a key of the future": (other("limits.colour", 1), 4, ("unknown key 'colour'",)),
     "a ring too small": (

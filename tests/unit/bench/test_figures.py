@@ -68,7 +68,7 @@ def test_other_tokens_with_snapshots_are_an_error(bench: Bench, monkeypatch: pyt
 
 
 def test_no_snapshots_on_either_side_is_an_error(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ds4c_runtime.snapshot_pool.SnapshotPool.reserve", lambda *_: None)
+    monkeypatch.setattr("ds4c_runtime.snapshot_pool.SnapshotPool.reserve", lambda *_, **__: None)
     with pytest.raises(RuntimeError, match="expected some on one side only, got 0 and 0"):
         snapshots.snapshots(bench)
 
