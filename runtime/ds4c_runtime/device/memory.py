@@ -5,7 +5,6 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
-import weakref
 from io import FileIO
 from pathlib import Path
 
@@ -29,17 +28,20 @@ def aligned_zeros(size: int) -> Arena:
 
 
 def pinned_zeros(size: int) -> tuple[Arena, bool]:
-    """Zeroed bytes that cannot be paged out, and whether the system granted that; unlocked when freed."""
-    memory = aligned_zeros(size)
+    """Zeroed bytes that cannot be paged out, and whether the system granted that.
+
+    They are a mapping of their own, whole pages: locks do not nest, so a page that two buffers share would be
+    unlocked for both with the first. The lock ends with the mapping, that is, when the array is freed.
+    """
     try:
-        lock = ctypes.CDLL(None, use_errno=True).mlock
+        lock = ctypes.CDLL(None).mlock
+        mapping = mmap.mmap(-1, max(size, 1), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     except (OSError, AttributeError):
-        return memory, False
-    locked = lock(ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(size)) == 0
-    if locked:
-        unlock = ctypes.CDLL(None).munlock
-        weakref.finalize(memory, unlock, ctypes.c_void_p(memory.ctypes.data), ctypes.c_size_t(size))
-    return memory, locked
+        return aligned_zeros(size), False
+    pages = np.frombuffer(mapping, np.uint8)
+    if lock(ctypes.c_void_p(pages.ctypes.data), ctypes.c_size_t(len(pages))):
+        return aligned_zeros(size), False
+    return pages[:size], True
 
 
 def load_weights(path: Path) -> Arena:
