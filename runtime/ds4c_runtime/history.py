@@ -79,11 +79,14 @@ class History:
 
     def extend(self, tokens: Sequence[int]) -> None:
         """Append tokens."""
-        self._tail.extend(tokens)
-        self._length += len(tokens)
-        while len(self._tail) >= BLOCK_TOKENS:
-            self._blocks.append(_Block.after(self._hash_of_blocks(), self._tail[:BLOCK_TOKENS]))
-            self._tail = self._tail[BLOCK_TOKENS:]
+        added = array("I", tokens)
+        self._length += len(added)
+        end = BLOCK_TOKENS - len(self._tail)
+        self._tail.extend(added[:end])
+        while len(self._tail) == BLOCK_TOKENS:
+            self._blocks.append(_Block.after(self._hash_of_blocks(), self._tail))
+            self._tail = added[end : end + BLOCK_TOKENS]
+            end += BLOCK_TOKENS
 
     def truncate(self, length: int) -> None:
         """Keep the first `length` tokens."""
