@@ -10,10 +10,13 @@ from collections.abc import AsyncIterator
 
 from ds4c_runtime.engine import Engine
 from ds4c_runtime.generation import Generation
+from ds4c_runtime.reports import RewindReport
+from ds4c_runtime.requests import Event, Finished, Started
 from ds4c_serve import checks, convert
 from ds4c_serve.auth import Authenticator
 from ds4c_serve.backend import Backend
 from ds4c_serve.context import Context
+from ds4c_serve.log import log_rewind
 from ds4c_serve.rpc import request_id, streaming, unary
 from ds4c_serve.stream import EventStream
 from ds4c_serve.v1 import engine_pb2 as pb
@@ -39,9 +42,14 @@ class InferenceService(engine_pb2_grpc.InferenceServiceServicer):
         stream = EventStream()
         generation = await begin(request, owner, self._backend.engine, stream)
         self._enter(generation, context)
-        writer = convert.ResponseWriter(generation.id, request_id(request, context))
+        asked_by = request_id(request, context)
+        writer = convert.ResponseWriter(generation.id, asked_by)
+        logged = 0
         try:
             async for batch in stream.batches(generation):
+                for report in reports_of(batch[0])[logged:]:
+                    log_rewind(report, asked_by, generation.session_id)
+                    logged += 1
                 yield writer.response(batch)
         finally:
             self._leave(generation)
@@ -105,6 +113,13 @@ class InferenceService(engine_pb2_grpc.InferenceServiceServicer):
         for generation in self._running.values():
             generation.cancel()
         return len(self._running)
+
+
+def reports_of(event: Event) -> tuple[RewindReport, ...]:
+    """The rewinds of a generation up to an event that lists them; those of its end begin with its start's."""
+    if isinstance(event, Finished):
+        return event.rewinds
+    return (event.rewind,) if isinstance(event, Started) and event.rewind is not None else ()
 
 
 async def begin(request: pb.GenerateRequest, owner: str, engine: Engine, stream: EventStream) -> Generation:

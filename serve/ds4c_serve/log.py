@@ -1,10 +1,12 @@
-"""Log lines of the server: one per call, as text or as JSON, on stderr; never what was said in a session."""
+"""Log lines of the server: one per call and one per rewind, on stderr; never what was said in a session."""
 
 import json
 import logging
 import sys
 import time
 from typing import Literal
+
+from ds4c_runtime.reports import RebuildReason, RewindReport
 
 LOGGER = logging.getLogger("ds4c_serve")
 LogFormat = Literal["text", "json"]
@@ -63,3 +65,21 @@ def log_event(event: str, **facts: object) -> None:
 def log_warning(event: str, **facts: object) -> None:
     """Log an event that somebody should look at."""
     LOGGER.warning(event, extra={"facts": facts})
+
+
+def log_rewind(report: RewindReport, request_id: str, session_id: str) -> None:
+    """Log a rewind, a fork, or a rebuild before a generation; a deferred one again when it is made good."""
+    is_rebuilt = report.rebuild_reason is not RebuildReason.NOT_REBUILT
+    facts = {
+        "request_id": request_id,
+        "session_id": session_id,
+        "from": report.from_position,
+        "to": report.to_position,
+        "base": report.base_position,
+        "kind": report.kind.value,
+        "cause": report.cause.value,
+        "reason": report.rebuild_reason.value if is_rebuilt else "",
+        "replayed": report.replayed_tokens,
+        "ms": round((report.restore_seconds + report.replay_seconds) * 1000, 1),
+    }
+    log_event("rewind", **facts)

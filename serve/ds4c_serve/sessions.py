@@ -15,8 +15,8 @@ from ds4c_serve import checks, convert
 from ds4c_serve.auth import Authenticator
 from ds4c_serve.backend import Backend, result_of
 from ds4c_serve.context import Context
-from ds4c_serve.log import LOGGER, log_event
-from ds4c_serve.rpc import unary
+from ds4c_serve.log import LOGGER, log_event, log_rewind
+from ds4c_serve.rpc import request_id, unary
 from ds4c_serve.v1 import engine_pb2 as pb
 from ds4c_serve.v1 import engine_pb2_grpc
 
@@ -78,6 +78,7 @@ class SessionService(engine_pb2_grpc.SessionServiceServicer):
             wanted.session_id, owner, at=wanted.at, new_id=wanted.new_id
         )
         info, report = await result_of(future)
+        log_rewind(report, request_id(request, context), info.session_id)
         return pb.ForkSessionResponse(session=convert.session(info), rewind=convert.rewind(report))
 
     @unary
@@ -96,6 +97,7 @@ class SessionService(engine_pb2_grpc.SessionServiceServicer):
             defer=wanted.defer,
         )
         info, report = await result_of(future)
+        log_rewind(report, request_id(request, context), info.session_id)
         return pb.RewindResponse(session=convert.session(info), rewind=convert.rewind(report))
 
     @unary
