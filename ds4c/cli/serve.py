@@ -54,6 +54,13 @@ SnapshotBudget = Annotated[
         show_default=False,
     ),
 ]
+SnapshotCopies = Annotated[
+    Literal["device", "host", "host-async", "host-pinned"],
+    typer.Option(
+        help="Where snapshots are kept: in the device's memory, or copied to the host's, waiting for the copy, "
+        "beside the next steps, or that into memory that is not paged out.",
+    ),
+]
 MaxResident = Annotated[
     int | None,
     typer.Option(
@@ -99,6 +106,7 @@ def serve(
     max_sessions: MaxSessions = 8,
     memory_budget: MemoryBudget = None,
     snapshot_budget: SnapshotBudget = None,
+    snapshot_copies: SnapshotCopies = "device",
     max_resident: MaxResident = None,
     session_dir: SessionDir = None,
     session_disk_budget: SessionDiskBudget = None,
@@ -131,6 +139,7 @@ def serve(
     # The transport writes its own lines about failed binds; ours says the same in one.
     os.environ.setdefault("GRPC_VERBOSITY", "NONE")
     from ds4c_runtime.engine import Engine
+    from ds4c_runtime.transport import CopyMode
     from ds4c_serve import log
     from ds4c_serve.listen import ListenError
     from ds4c_serve.server import OnFailure
@@ -157,6 +166,7 @@ def serve(
             max_sessions=max_sessions,
             memory_budget=budget,
             snapshot_budget=snapshots,
+            copy_mode=CopyMode(snapshot_copies.replace("-", "_")),
             max_resident=max_resident,
             storage=storage,
             threads=threads,

@@ -43,6 +43,7 @@ FLAGS: dict[str, tuple[list[str], int, str]] = {
     ),
     "stored size without a folder": (["serve", "x", "--session-disk-budget", "1GiB"], 2, "--session-dir"),
     "no session in memory": (["serve", "x", "--max-resident", "0"], 2, "--max-resident"),
+    "snapshots kept nowhere": (["serve", "x", "--snapshot-copies", "disk"], 2, "--snapshot-copies"),
     "address of no port": (["serve", "x", "--grpc-listen", "127.0.0.1"], 2, "HOST:PORT"),
     "port too large": (["serve", "x", "--grpc-listen", "127.0.0.1:65536"], 2, "HOST:PORT"),
     "metrics of no port": (["serve", "x", "--metrics-listen", "localhost"], 2, "HOST:PORT"),
