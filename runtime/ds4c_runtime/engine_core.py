@@ -267,6 +267,20 @@ def check_one_target(to: int | None, drop: int | None, to_snapshot: str | None) 
         )
 
 
+def refuse_deferred(defer: bool) -> None:
+    """Refuse to put off what runs no token: a snapshot is put back at once.
+
+    Raises:
+        InvalidRequestError: it is to be put off.
+    """
+    if defer:
+        raise InvalidRequestError(
+            "rewind refused: expected no defer_rebuild with a snapshot as target, which needs no rebuild, "
+            "got it; leave it out",
+            field="defer_rebuild",
+        )
+
+
 def rewind_target(info: SessionInfo, to: int | None, drop: int | None) -> int:
     """Position that the one of `to` and `drop` which is given means.
 

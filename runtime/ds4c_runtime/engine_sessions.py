@@ -4,7 +4,13 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 
-from ds4c_runtime.engine_core import check_expected, check_one_target, rewind_target, session_info
+from ds4c_runtime.engine_core import (
+    check_expected,
+    check_one_target,
+    refuse_deferred,
+    rewind_target,
+    session_info,
+)
 from ds4c_runtime.engine_snapshots import SnapshotCalls
 from ds4c_runtime.errors import PositionOutOfRangeError
 from ds4c_runtime.generation import rebuild_slices
@@ -170,8 +176,9 @@ class SessionCalls(SnapshotCalls):
             drop: number of last tokens to drop.
             to_snapshot: a retained snapshot, also of a branch that was left, also forwards; runs no token.
             expected_position: refuse unless the session is there.
-            max_replay_tokens: refuse if more tokens would have to be run.
-            defer: leave a needed replay or rebuild to the next generation.
+            max_replay_tokens: refuse if more tokens would have to be run; never, with `to_snapshot`.
+            defer: leave a needed replay or rebuild to the next generation; refused with `to_snapshot`,
+                which needs none.
 
         Raises:
             UnknownSessionError, UnknownSnapshotError, SessionBusyError, StaleContinuationError,
@@ -210,6 +217,7 @@ class SessionCalls(SnapshotCalls):
                 check_expected(session_info(entry), expected_position, "")
                 check_one_target(to, drop, to_snapshot)
                 if to_snapshot is not None:
+                    refuse_deferred(defer)
                     self._refuse_without_snapshots()
                     return self._to_snapshot(entry, to_snapshot)
                 target = rewind_target(session_info(entry), to, drop)
