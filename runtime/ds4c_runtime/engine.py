@@ -282,6 +282,7 @@ class Engine(SessionCalls):
         def body() -> Body[Finished]:
             residency = self._residency
             session = residency.open(entry, None) if entry.is_temporary else residency.session(entry)
+            session.timeline.takes_marks = not entry.is_temporary
             return (yield from run.body(session))
 
         def on_end(is_failure: bool) -> None:

@@ -101,29 +101,35 @@ class SnapshotCalls(EngineCore):
                 )
             if snapshot_id is not None:
                 found = self._registry.find(session_id, owner)
-                return Task(once(lambda: self._pin(found, snapshot_id, None, label)))
+                return Task(once(lambda: self._pin(found, snapshot_id, label)))
             entry = self._registry.acquire(session_id, owner)
             with self._registry.held_on_error(entry):
                 check_pin(position, session_info(entry).position)
 
             def body() -> Body[SnapshotInfo]:
+                assert position is not None
                 session = self._residency.session(entry)
                 try:
-                    return self._pin(entry, None, position, label)
+                    info = yield from session.pin_slices(position, label)
                 except StateInvalidError:
                     report = yield from self._rebuild(session, stale_report(session))
                     self._count_rewind(entry, report)
-                return self._pin(entry, None, position, label)
+                    info = yield from session.pin_slices(position, label)
+                self._save_pinned(entry)
+                return info
 
             return self._task(entry, body())
 
         return self._submit(begin)
 
-    def _pin(self, entry: Entry, snapshot_id: str | None, position: int | None, label: str) -> SnapshotInfo:
-        """Pin, and write the state: what somebody has pinned outlives the process."""
-        info = self._residency.session(entry).pin(snapshot_id, position=position, label=label)
-        self._residency.try_save(entry, exact=False)
+    def _pin(self, entry: Entry, snapshot_id: str, label: str) -> SnapshotInfo:
+        info = self._residency.session(entry).pin(snapshot_id, label=label)
+        self._save_pinned(entry)
         return info
+
+    def _save_pinned(self, entry: Entry) -> None:
+        """Write the state: what somebody has pinned outlives the process."""
+        self._residency.try_save(entry, exact=False)
 
     def unpin_snapshot(self, session_id: str, snapshot_id: str, owner: str = "") -> SnapshotInfo:
         """Let a snapshot be given up when room is short; one that is not pinned stays as it is.

@@ -7,7 +7,9 @@ gets there is `timeline.py`. Not thread-safe: the engine's worker thread, or a t
 from __future__ import annotations
 
 import time
+from collections.abc import Generator
 from contextlib import suppress
+from typing import TypeVar
 
 from ds4c_runtime.errors import (
     BackendFailedError,
@@ -28,6 +30,10 @@ __all__ = ["Session", "step_sessions"]
 
 # The way in place does not look them up in their classes.
 _IN_PLACE, _NOT_REBUILT = RewindKind.IN_PLACE, RebuildReason.NOT_REBUILT
+
+T = TypeVar("T")
+Slices = Generator[None, None, T]
+"""Work that yields between chunks of tokens; what it returns is its result."""
 
 
 class Session(SessionBase):
@@ -72,8 +78,8 @@ class Session(SessionBase):
     ) -> RewindReport:
         """Move back to an earlier position.
 
-        In place within the horizon; else from the nearest snapshot below, replaying the tokens after it; else
-        by a rebuild from position 0.
+        In place within the horizon, and to position 0, where no state is needed; else from the nearest
+        snapshot below, replaying the tokens after it; else by a rebuild from position 0.
 
         Args:
             to: target, in tokens.
@@ -163,9 +169,9 @@ class Session(SessionBase):
     ) -> tuple[Session, RewindReport]:
         """Open a session with the first `at` tokens of this one, which does not change.
 
-        Pages are shared and ring rows copied if a rewind to `at` would be in place; otherwise the new
-        session starts from a snapshot of this one, or is rebuilt from the history. It holds the snapshots of
-        this one up to `at` too.
+        Pages are shared and ring rows copied if a rewind to `at` would be in place (at 0 there are none);
+        otherwise the new session starts from a snapshot of this one, or is rebuilt from the history. It holds
+        the snapshots of this one up to `at` too.
 
         Args:
             at: position, by default the current one.
@@ -201,7 +207,7 @@ class Session(SessionBase):
     def _fill(self, child: Session, at: int, defer: bool) -> RewindReport:
         started = time.perf_counter()
         line = child.timeline
-        line.history.extend(self._line.history.slice(0, at))
+        line.history.replace(self._line.history.prefix(at))
         line.store.snapshots.share(self._line.ring, line.ring, at)
         plan = self._line.plan(at)
         is_copy = plan.kind in (RewindKind.NONE, RewindKind.IN_PLACE)
@@ -246,11 +252,15 @@ class Session(SessionBase):
     def keep_snapshot(self, origin: SnapshotOrigin) -> None:
         """Take a snapshot if the state is valid and its logits are held; costs no step.
 
-        A snapshot is a cache: one that the device cannot take is not missed before it is needed.
+        A snapshot is a cache: one that the device cannot take is not missed before it is needed. The end of a
+        turn is known as such, and kept as such, also where something else took a snapshot just before.
         """
-        if self.state_valid:
-            with suppress(BackendFailedError):
-                self._line.take_snapshot(origin)
+        if not self.state_valid:
+            return
+        with suppress(BackendFailedError):
+            entry = self._line.take_snapshot(origin)
+            if entry is not None and origin.is_turn and entry.snapshot.origin.is_automatic:
+                entry.snapshot.origin = origin
 
     def pin(
         self, snapshot_id: str | None = None, *, position: int | None = None, label: str = ""
@@ -272,36 +282,44 @@ class Session(SessionBase):
                 "pin refused: expected one of snapshot_id and position, got both or none", field="target"
             )
         if snapshot_id is not None:
-            entry = self._entry(snapshot_id)
-        else:
-            assert position is not None
-            entry = self._entry_at(position)
-        entry.is_pinned, entry.label = True, label or entry.label
-        return entry.info()
+            return _pinned(self._entry(snapshot_id), label)
+        assert position is not None
+        slices = self.pin_slices(position, label)
+        while True:
+            try:
+                next(slices)
+            except StopIteration as end:
+                return end.value
 
-    def _entry_at(self, position: int) -> Entry:
+    def pin_slices(self, position: int, label: str = "") -> Slices[SnapshotInfo]:
+        """As `pin` of a position; yields after each chunk of tokens that has to be run."""
         if not 1 <= position <= self.position:
             raise PositionOutOfRangeError("pin", position, self.position)
         line = self._line
         entry = line.ring.at(position)
         if entry is None:
             self.require_valid()
-            entry = self._take_below(position) if position < self.position else self._take_here()
+            is_below = position < self.position
+            entry = (yield from self._take_below(position)) if is_below else self._take_here()
         if entry is None:
             raise MemoryBudgetError(
                 f"snapshot not pinned: expected room for {line.store.snapshots.layout.parts(position).total} "
                 "bytes, got none that may be evicted; unpin snapshots or grant more memory"
             )
-        return entry
+        return _pinned(entry, label)
 
     def _take_here(self) -> Entry | None:
         self.logits()
         return self._line.take_snapshot(SnapshotOrigin.CLIENT)
 
-    def _take_below(self, position: int) -> Entry | None:
+    def _take_below(self, position: int) -> Slices[Entry | None]:
         """Let a fork go to the position and take the snapshot there; this session does not move."""
-        child, _ = self.fork(position, session_id=f"{self.session_id}.pin")
+        child, _ = self.fork(position, session_id=f"{self.session_id}.pin", defer=True)
+        child.timeline.takes_marks = False
         try:
+            while not child.state_valid:
+                child.rebuild_chunk()
+                yield
             child.logits()
             entry = child.timeline.take_snapshot(SnapshotOrigin.CLIENT)
             if entry is not None:
@@ -366,3 +384,8 @@ class Session(SessionBase):
             kind=RewindKind.SNAPSHOT, restore_seconds=time.perf_counter() - started
         )
         return self.last_rewind
+
+
+def _pinned(entry: Entry, label: str) -> SnapshotInfo:
+    entry.is_pinned, entry.label = True, label or entry.label
+    return entry.info()

@@ -31,6 +31,17 @@ class SnapshotOrigin(Enum):
     BEFORE_DRAFT = "before_draft"
     TOOL_BOUNDARY = "tool_boundary"
     CLIENT = "client"
+    SAVE = "save"
+
+    @property
+    def is_turn(self) -> bool:
+        """Taken at the end of a prompt or a turn, or at a tool call: where clients come back to."""
+        return self in (SnapshotOrigin.PROMPT_END, SnapshotOrigin.TURN_END, SnapshotOrigin.TOOL_BOUNDARY)
+
+    @property
+    def is_automatic(self) -> bool:
+        """Taken where a step or a save happened to be."""
+        return self in (SnapshotOrigin.INTERVAL, SnapshotOrigin.SAVE)
 
 
 @dataclass(frozen=True)

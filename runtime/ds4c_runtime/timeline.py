@@ -53,6 +53,8 @@ class Timeline:
         self.epoch = 0
         self.recovery: Recovery | None = None
         self.guard: ProgressGuard | None = None
+        self.takes_marks = True
+        """Steps leave snapshots at the interval; nothing could use those of a session of one call."""
         self.integrity_failed = False
         """A snapshot was not that of its history and has been given up."""
         self._horizon, self._page_tokens = executor.limits.horizon, executor.limits.page_tokens
@@ -87,6 +89,8 @@ class Timeline:
 
     def near(self, to: int, position: int) -> RewindKind | None:
         """How a rewind to `to` in `[0, position]` is done without a copy; `None` if it is not."""
+        if not to:  # the empty state is the beginning of every session, whatever became of this one's
+            return RewindKind.IN_PLACE if position else RewindKind.NONE
         if self.evaluated != position:
             return None
         if to == position:
@@ -281,6 +285,8 @@ class Timeline:
 
         One at each multiple of the interval in `(start, end]` where there is none yet.
         """
+        if not self.takes_marks:
+            return []
         interval = self.ring.interval
         found: list[Reserved] = []
         for position in range((start // interval + 1) * interval, end + 1, interval):
@@ -315,7 +321,7 @@ class Timeline:
         branch = self.ring.branch
         if branch and branch[-1].position > to:
             self.ring.leave(to)
-        if not keep_state:
+        if not keep_state or not to:
             self.forget_state()
             return
         self.evaluated = to

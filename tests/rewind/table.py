@@ -122,6 +122,8 @@ def restore_and_replay(session: Session, to: int, accepted: Sequence[int]) -> No
 
 
 def _far(to: int, base: int) -> RewindKind:
+    if not to:
+        return RewindKind.IN_PLACE
     if not base:
         return RewindKind.REBUILD
     return RewindKind.SNAPSHOT_REPLAY if to > base else RewindKind.SNAPSHOT

@@ -102,6 +102,7 @@ def test_rewinds_of_a_loaded_session(pair: Pair) -> None:
                 report = loaded.rewind(to)
                 assert report.kind is (
                     RewindKind.NONE if to == 285 else
+                    RewindKind.IN_PLACE if to == 0 else
                     RewindKind.REBUILD if not base else
                     RewindKind.SNAPSHOT if base == to else RewindKind.SNAPSHOT_REPLAY
                 )  # fmt: skip

@@ -85,7 +85,7 @@ class Walk(RuleBasedStateMachine):
 
     def _rewind(self, session: Session, to: int) -> None:
         plan, before = session.plan_rewind(to), session.position
-        legal = max(session.floor, session.high_water - HORIZON) <= to
+        legal = max(session.floor, session.high_water - HORIZON) <= to or to == 0
         in_place = plan.kind in (RewindKind.NONE, RewindKind.IN_PLACE)
         assert in_place == (legal or to == before)
         assert session.can_rewind(to) == (plan.kind is not RewindKind.REBUILD)

@@ -107,7 +107,7 @@ class SessionStore:
         log.sync(session.history, session.epoch)
         if session.state_valid:
             with contextlib.suppress(BackendFailedError, MemoryBudgetError):  # the snapshots before will do
-                (session.take_snapshot if exact else session.keep_snapshot)(SnapshotOrigin.TURN_END)
+                (session.take_snapshot if exact else session.keep_snapshot)(SnapshotOrigin.SAVE)
         if not session.snapshots():
             return False
         image = make_image(session, self.manifest.artifact_id, self.folder.layout)

@@ -50,6 +50,7 @@ class SnapshotOrigin(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     SNAPSHOT_ORIGIN_TOOL_BOUNDARY: _ClassVar[SnapshotOrigin]
     SNAPSHOT_ORIGIN_CLIENT: _ClassVar[SnapshotOrigin]
     SNAPSHOT_ORIGIN_TURN_END: _ClassVar[SnapshotOrigin]
+    SNAPSHOT_ORIGIN_SAVE: _ClassVar[SnapshotOrigin]
 
 class FinishReason(int, metaclass=_enum_type_wrapper.EnumTypeWrapper):
     __slots__ = ()
@@ -89,6 +90,7 @@ SNAPSHOT_ORIGIN_BEFORE_DRAFT: SnapshotOrigin
 SNAPSHOT_ORIGIN_TOOL_BOUNDARY: SnapshotOrigin
 SNAPSHOT_ORIGIN_CLIENT: SnapshotOrigin
 SNAPSHOT_ORIGIN_TURN_END: SnapshotOrigin
+SNAPSHOT_ORIGIN_SAVE: SnapshotOrigin
 FINISH_REASON_UNSPECIFIED: FinishReason
 FINISH_REASON_EOS: FinishReason
 FINISH_REASON_STOP_TOKEN: FinishReason

@@ -101,7 +101,8 @@ OPERATIONS: dict[str, tuple[Callable[[Engine], object], Numbers]] = {
         moved("snapshot", distance=8),
     ),
     "pinned": (lambda e: e.pin_snapshot("s", position=20), {}),
-    "emptied": (lambda e: e.rewind("s", to=0), moved("rebuild", distance=40, reason="no_snapshot")),
+    "emptied": (lambda e: e.rewind("s", to=0), moved("in_place", distance=40)),
+    "forked empty": (lambda e: e.fork("s", at=0), moved("in_place", "branch", distance=40)),
     "deferred": (lambda e: e.rewind("s", to=10, defer=True), {}),
     "planned": (lambda e: e.plan_rewind("s", to=10), {}),
     "read": (lambda e: (e.get_session("s"), e.list_sessions(), e.load_info(), e.session_states()), {}),
@@ -157,6 +158,16 @@ LATER: dict[str, tuple[Callable[[Engine], object], Numbers]] = {
     "a rewind further back": (
         lambda e: e.rewind("s", to=4, defer=True),
         moved("deferred", distance=30),
+    ),
+    "a rewind to nothing": (
+        lambda e: e.rewind("s", to=0),
+        {
+            **moved("deferred", distance=30),
+            **moved("in_place", distance=10),
+            "distance": 40,
+            "rewind_distance_tokens": 2,
+            "discarded_tokens client": 40,
+        },
     ),
     "a fork, which leaves it waiting": (
         lambda e: e.fork("s"),

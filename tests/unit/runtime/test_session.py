@@ -115,7 +115,7 @@ def test_rewind_at_every_distance(position: int) -> None:
             else:
                 for token in given[position - distance :]:
                     session.step([token])
-            to, in_place = position - distance, distance <= HORIZON
+            to, in_place = position - distance, distance <= HORIZON or distance == position
             plan = session.plan_rewind(to)
             assert session.can_rewind(to) == in_place
             report = session.rewind(to)
@@ -155,7 +155,7 @@ def test_rewind_to_zero_and_again() -> None:
     session = machine.open()
     session.prefill(tokens(50))
     report = session.rewind(0)
-    assert (report.kind, report.replayed_tokens) == (RewindKind.REBUILD, 0)
+    assert (report.kind, report.replayed_tokens) == (RewindKind.IN_PLACE, 0)
     assert session.logits() is None
     assert machine.store.free_pages == machine.store.page_count
     session.prefill(tokens(5, seed=3))

@@ -92,7 +92,8 @@ class SessionMachine(RuleBasedStateMachine):
         session = self.sessions[i]
         plan, can = session.plan_rewind(to), session.can_rewind(to)
         assert can == (plan.kind is not RewindKind.REBUILD)
-        in_place = session.state_valid and to >= max(session.floor, session.high_water - session.horizon)
+        in_reach = session.state_valid and to >= max(session.floor, session.high_water - session.horizon)
+        in_place = in_reach or to == 0
         assert (plan.kind in (RewindKind.NONE, RewindKind.IN_PLACE)) == in_place
         try:
             report = session.rewind(to)
