@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import mmap
 import subprocess
 import sys
 from pathlib import Path
@@ -13,7 +14,7 @@ from fake_executable import small_manifest
 
 from ds4c_runtime.device import memory
 from ds4c_runtime.device.cpu import FILES, CpuDevice, check_features, host_features
-from ds4c_runtime.device.memory import aligned_zeros, load_weights, map_file
+from ds4c_runtime.device.memory import aligned_zeros, load_weights, map_file, pinned_zeros
 from ds4c_runtime.devices import make_device
 from ds4c_runtime.errors import ArtifactError, DeviceError
 from ds4c_runtime.manifest import FileEntry, Manifest
@@ -181,3 +182,32 @@ def test_import_is_fast_and_brings_no_compiler() -> None:
         assert loaded == "", result.stderr
         best = min(best, float(seconds))
     assert best < 0.5
+
+
+def locked_kib() -> int:
+    status = Path("/proc/self/status").read_text()
+    return int(status.partition("VmLck:")[2].split()[0])
+
+
+@pytest.mark.parametrize("size", [1000, 4096, 5000])
+def test_a_pinned_buffer_stays_locked_when_another_is_freed(size: int) -> None:
+    before = locked_kib()
+    buffers = [pinned_zeros(size) for _ in range(4)]
+    if not all(is_pinned for _, is_pinned in buffers):
+        pytest.skip("this system grants no locked memory")
+    pages = -(-size // mmap.PAGESIZE) * mmap.PAGESIZE // 1024
+    for left in range(4, 0, -1):
+        assert locked_kib() - before == left * pages
+        assert all(not b.any() and b.shape == (size,) and b.ctypes.data % 64 == 0 for b, _ in buffers)
+        buffers.pop()
+    assert locked_kib() == before
+
+
+def test_pinned_memory_that_is_refused_is_memory_all_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    class Refusing:
+        def mlock(self, *_: object) -> int:
+            return -1
+
+    monkeypatch.setattr(memory.ctypes, "CDLL", lambda *_: Refusing())
+    buffer, is_pinned = pinned_zeros(100)
+    assert (buffer.shape, is_pinned) == ((100,), False)

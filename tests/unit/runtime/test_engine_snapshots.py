@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -23,8 +24,9 @@ from ds4c_runtime.errors import (
     UnknownSnapshotError,
 )
 from ds4c_runtime.reports import RewindCause, RewindKind
-from ds4c_runtime.requests import GenerationRequest, StopParams
+from ds4c_runtime.requests import Event, GenerationRequest, StopParams
 from ds4c_runtime.snapshot import SnapshotInfo, SnapshotOrigin
+from ds4c_runtime.store.session_store import Storage
 
 PROMPT = tuple(range(100, 200))
 INTERVAL = 32
@@ -187,6 +189,10 @@ REFUSED: dict[str, tuple[Callable[[Engine], object], type[RuntimeFailure]]] = {
     "unpin: snapshot": (lambda e: e.unpin_snapshot("s", "nope"), UnknownSnapshotError),
     "rewind: snapshot": (lambda e: e.rewind("s", to_snapshot="nope"), UnknownSnapshotError),
     "rewind: two targets": (lambda e: e.rewind("s", to_snapshot="s1", to=4), InvalidRequestError),
+    "rewind: deferred": (
+        lambda e: e.rewind("s", to_snapshot=e.list_snapshots("s")[0].snapshot_id, defer=True),
+        InvalidRequestError,
+    ),
     "rewind: stale": (
         lambda e: e.rewind("s", to_snapshot="s1", expected_position=9),
         StaleContinuationError,
@@ -260,3 +266,73 @@ def test_evictions_and_left_branches_are_counted() -> None:
         counted = engine.counters.snapshot_invalidations.values()
         assert counted["left",] > 0
         assert evictions(engine.counters) == 0
+
+
+def test_others_go_on_while_a_pin_below_is_rebuilt() -> None:
+    """No snapshot is near, so the pin runs the tokens below it again, a chunk at a time."""
+    with fake_engine(max_sessions=3, max_rows=16, snapshot_budget=2 * 4608) as engine:
+        for name in ("s", "t"):
+            engine.open_session(name)
+        engine.run(request(PROMPT))
+        got: list[Event] = []
+        seen: list[int] = []
+
+        def on_event(event: Event) -> None:
+            got.append(event)
+            if len(got) == 5:
+                pinning = engine.submit_pin_snapshot("s", position=90)
+                pinning.add_done_callback(lambda done: seen.append(len(got)) if not done.exception() else None)
+
+        engine.run(request((1, 2), 60, session_id="t"), on_event=on_event)
+        assert at(engine, 90).is_pinned
+        assert 90 // 16 <= seen[0] - 5 <= 60, "a chunk of the pin, a token of the generation"
+        assert engine.run(request((), 8, rewind_to=90)).tokens == fresh(engine, PROMPT[:90])
+
+
+def test_a_generation_without_a_session_takes_no_snapshots_of_others() -> None:
+    with fake_engine(max_sessions=2, snapshot_budget=5 * 4608) as engine:
+        engine.open_session("s")
+        engine.run(request(PROMPT))
+        before = engine.list_snapshots("s")
+        engine.run(request(tuple(range(1, 200)), 20, session_id=""))
+        assert engine.list_snapshots("s") == before
+        assert engine.snapshot_levels().live == len(before)
+        assert evictions(engine.counters) == 0
+
+
+def test_an_end_of_a_prompt_at_the_interval_is_kept_as_one(engine: Engine) -> None:
+    engine.run(request(tuple(range(28)), 32))
+    found = {one.position: one.origin for one in engine.list_snapshots("s")}
+    assert (found[96], found[128], found[160]) == (
+        SnapshotOrigin.INTERVAL, SnapshotOrigin.PROMPT_END, SnapshotOrigin.TURN_END,
+    )  # fmt: skip
+
+
+def test_a_pin_inside_a_turn_is_no_end_of_one(tmp_path: Path) -> None:
+    """The state is saved with the pin; the ends of turns keep their places."""
+    with fake_engine(max_sessions=2, storage=Storage(tmp_path)) as engine:
+        engine.open_session("s")
+        engine.run(request(PROMPT))
+        first = engine.list_snapshots("s")[0].snapshot_id
+        got: list[Event] = []
+
+        def on_event(event: Event) -> None:
+            got.append(event)
+            if len(got) in (6, 9):
+                engine.submit_pin_snapshot("s", snapshot_id=first)
+
+        engine.run(request((1, 2, 3), 20), on_event=on_event)
+        found = [(one.position, one.origin) for one in engine.list_snapshots("s")]
+        assert [p for p, origin in found if origin is SnapshotOrigin.TURN_END] == [123]
+        assert [p for p, origin in found if origin is SnapshotOrigin.PROMPT_END] == [100, 103]
+
+
+def test_a_save_where_a_turn_has_ended_takes_nothing_away(tmp_path: Path) -> None:
+    with fake_engine(max_sessions=2, storage=Storage(tmp_path)) as engine:
+        engine.open_session("s")
+        engine.run(request(PROMPT, 3))
+        assert engine.save_session("s")
+        assert at(engine, 103).origin is SnapshotOrigin.TURN_END
+        engine.rewind("s", to=50)
+        assert engine.save_session("s")
+        assert at(engine, 50).origin is SnapshotOrigin.SAVE

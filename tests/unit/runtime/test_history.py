@@ -118,3 +118,21 @@ def test_cuts_outside_are_mistakes_of_the_caller(to: int) -> None:
     for cut in (history.truncate, history.prefix):
         with pytest.raises(AssertionError):
             cut(to)
+
+
+def test_long_extensions_take_time_by_their_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Counted in elements that are copied: each token once, and not the rest of all tokens for each block."""
+    from ds4c_runtime import history as module
+
+    copied: list[int] = []
+
+    class Counting(array):  # type: ignore[type-arg]
+        def __getitem__(self, index: object) -> object:
+            found = super().__getitem__(index)  # type: ignore[call-overload]
+            copied.append(len(found) if isinstance(index, slice) else 1)
+            return Counting("I", found) if isinstance(index, slice) else found
+
+    monkeypatch.setattr(module, "array", Counting)
+    given = some(64 * BLOCK_TOKENS + 9, 4)
+    assert History(TOKENIZER, given).slice(0, len(given)) == tuple(given)
+    assert sum(copied) < 3 * len(given)

@@ -536,3 +536,48 @@ def test_digest_is_that_of_the_tokens_only() -> None:
     other.prefill(given[10:])
     assert other.digest == first
     assert Session(machine.stepper, machine.store, "t", None, "ab" * 32).digest != machine.open().digest
+
+
+def test_a_fork_shares_the_blocks_of_the_history() -> None:
+    machine = fake_machine(small_manifest(context=1024))
+    parent = machine.open()
+    parent.prefill(tokens(700))
+    child, _ = parent.fork(600)
+    ours, theirs = parent.timeline.history.prefix(600), child.timeline.history.prefix(600)
+    assert len(ours.blocks) == 2
+    assert all(a is b for a, b in zip(ours.blocks, theirs.blocks, strict=True))
+    assert child.history == tuple(tokens(700)[:600])
+
+
+@pytest.mark.parametrize("state", ["valid", "restored", "stale", "never evaluated again", "empty"])
+def test_position_0_is_reached_in_place_from_any_state(state: str) -> None:
+    machine = fake_machine()
+    session = machine.open()
+    if state != "empty":
+        session.prefill(tokens(100))
+    if state == "restored":
+        session.rewind(64)
+    elif state == "stale":
+        session.rewind(20, defer=True)
+    elif state == "never evaluated again":
+        machine.device.fail_at = {machine.device.calls}
+        with pytest.raises(BackendFailedError):
+            session.step([1])
+    source, kind = session.position, RewindKind.NONE if state == "empty" else RewindKind.IN_PLACE
+    calls = machine.device.calls
+    assert session.can_rewind(0)
+    plan = session.plan_rewind(0)
+    assert (plan.kind, plan.rebuild_reason) == (kind, RebuildReason.NOT_REBUILT)
+    assert (plan.base_position, plan.replay_tokens, plan.estimated_seconds) == (0, 0, 0.0)
+    child, forked = session.fork(0)
+    report = session.rewind(0, max_replay_tokens=0)
+    for one in (forked._replace(kind=kind, cause=report.cause), report):
+        assert (one.kind, one.rebuild_reason) == (kind, RebuildReason.NOT_REBUILT)
+        assert (one.from_position, one.to_position, one.replayed_tokens) == (source, 0, 0)
+    assert forked.kind is RewindKind.IN_PLACE
+    assert machine.device.calls == calls
+    assert session.state_valid
+    check(machine, session, child)
+    for each, seed in ((session, 5), (child, 6)):
+        each.prefill(tokens(50, seed=seed))
+    check(machine, session, child)

@@ -15,6 +15,9 @@ from ds4c.cli import common, main
 from ds4c.cli.client import COMMANDS
 from ds4c.cli.serve import announce
 from ds4c_runtime import errors as runtime
+from ds4c_runtime.engine import Engine
+from ds4c_runtime.errors import InvalidRequestError
+from ds4c_runtime.transport import CopyMode
 
 ROOT = Path(__file__).resolve().parents[3]
 PATHS = ":".join(str(ROOT / name) for name in (".", "runtime", "serve", "targets"))
@@ -242,3 +245,28 @@ def test_sigterm_ends_a_command_with_143() -> None:
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
     )
     assert done.returncode == 143
+
+
+@pytest.mark.parametrize(
+    ("arguments", "mode"),
+    [
+        ([], CopyMode.DEVICE),
+        (["--snapshot-copies", "host"], CopyMode.HOST),
+        (["--snapshot-copies", "host-async"], CopyMode.HOST_ASYNC),
+        (["--snapshot-copies", "host-pinned"], CopyMode.HOST_PINNED),
+    ],
+)
+def test_serve_keeps_snapshots_where_it_is_told(
+    arguments: list[str], mode: CopyMode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[object] = []
+
+    def load(*_: object, **options: object) -> None:
+        asked.append(options["copy_mode"])
+        raise InvalidRequestError("enough", field="")
+
+    monkeypatch.setattr(Engine, "load", load)
+    artifact = tmp_path / "m"
+    artifact.mkdir()
+    assert main.main(["serve", str(artifact), "--grpc-listen", "127.0.0.1:0", *arguments]) != 0
+    assert asked == [mode]

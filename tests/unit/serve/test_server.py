@@ -275,3 +275,31 @@ def test_messages_become_data_with_words_for_enums() -> None:
     assert data["rewind"]["rebuild_reason"] == "unspecified"
     assert data["rewind"]["replay_time"] == 1.5
     assert "restore_time" not in data["rewind"]
+
+
+def test_one_log_line_a_rewind(caplog: pytest.LogCaptureFixture) -> None:
+    """Of calls, of the start of a generation, of a stop string: each once, with who asked."""
+
+    async def scenario() -> None:
+        async with serving(horizon=6, tokenizer_path=TOKENIZER) as s:
+            await s.open("a")
+            await s.prefill("a", tuple(range(10, 50)))
+            rewind = pb.RewindRequest(session_id="a", request_id="r-1", to_position=20)
+            await s.sessions.Rewind(rewind)
+            await s.sessions.ForkSession(pb.ForkSessionRequest(session_id="a", new_session_id="b"))
+            await failure(s.sessions.Rewind(pb.RewindRequest(session_id="a", to_position=99)))
+            text = "".join(r.delta.text for r in await collect(s.generate("b", (7,), return_text=True)))
+            stop = pb.StopCondition(max_output_tokens=8, strings=[text[4:7]])
+            await collect(s.generate("a", (7,), rewind_to=20, stop=stop, request_id="r-2"))
+
+    with caplog.at_level("INFO", logger="ds4c_serve"):
+        run(scenario())
+    facts = [record.facts for record in caplog.records if record.getMessage() == "rewind"]
+    assert facts[0] | {"ms": 0} == {
+        "request_id": "r-1", "session_id": "a", "from": 40, "to": 20, "base": 0, "kind": "rebuild",
+        "cause": "client", "reason": "no_snapshot", "replayed": 20, "ms": 0,
+    }  # fmt: skip
+    assert facts[0]["ms"] > 0
+    found = [(f["request_id"], f["session_id"], f["to"], f["kind"], f["cause"], f["reason"]) for f in facts]
+    assert found[1:3] == [("", "b", 20, "in_place", "branch", ""), ("r-2", "a", 20, "none", "client", "")]
+    assert [(f["request_id"], f["cause"]) for f in facts[3:]] == [("r-2", "stop")]

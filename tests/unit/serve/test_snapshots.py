@@ -216,6 +216,10 @@ REFUSED: dict[str, tuple[str, dict[str, Any], str, str, str | None]] = {
     "rewind: unknown": (
         "Rewind", {"session_id": "a", "to_snapshot_id": "x"}, "NOT_FOUND", "SNAPSHOT_NOT_FOUND", None,
     ),
+    "rewind: deferred": (
+        "Rewind", {"session_id": "a", "to_snapshot_id": "s1", "defer_rebuild": True}, "INVALID_ARGUMENT",
+        "INVALID_ARGUMENT", "defer_rebuild",
+    ),
     "rewind: empty": (
         "Rewind", {"session_id": "a", "to_snapshot_id": ""}, "INVALID_ARGUMENT", "INVALID_ARGUMENT",
         "to_snapshot_id",
