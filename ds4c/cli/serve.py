@@ -57,8 +57,8 @@ SnapshotBudget = Annotated[
 SnapshotCopies = Annotated[
     Literal["device", "host", "host-async", "host-pinned"],
     typer.Option(
-        help="Where snapshots are kept: in the device's memory, or copied to the host's, waiting for the copy, "
-        "beside the next steps, or that into memory that is not paged out.",
+        help="Where snapshots are kept: in the memory of the device; on the host, each step waits for the "
+        "copy; on the host, copied beside the next steps; the same in memory that is never paged out."
     ),
 ]
 MaxResident = Annotated[

@@ -101,7 +101,7 @@ class SnapshotCalls(EngineCore):
                 )
             if snapshot_id is not None:
                 found = self._registry.find(session_id, owner)
-                return Task(once(lambda: self._pin(found, snapshot_id, label)))
+                return Task(once(lambda chosen=snapshot_id: self._pin(found, chosen, label)))
             entry = self._registry.acquire(session_id, owner)
             with self._registry.held_on_error(entry):
                 check_pin(position, session_info(entry).position)

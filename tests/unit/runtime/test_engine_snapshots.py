@@ -281,7 +281,9 @@ def test_others_go_on_while_a_pin_below_is_rebuilt() -> None:
             got.append(event)
             if len(got) == 5:
                 pinning = engine.submit_pin_snapshot("s", position=90)
-                pinning.add_done_callback(lambda done: seen.append(len(got)) if not done.exception() else None)
+                pinning.add_done_callback(
+                    lambda done: seen.append(len(got)) if not done.exception() else None
+                )
 
         engine.run(request((1, 2), 60, session_id="t"), on_event=on_event)
         assert at(engine, 90).is_pinned
