@@ -47,7 +47,7 @@ def test_the_plan_says_what_the_rewind_does(mode: CopyMode) -> None:
         base = to // INTERVAL * INTERVAL
         if to == LENGTH:
             kind, base, replay = RewindKind.NONE, to, 0
-        elif to >= LENGTH - HORIZON:
+        elif to >= LENGTH - HORIZON or to == 0:
             kind, base, replay = RewindKind.IN_PLACE, to, 0
         elif base:
             kind, replay = RewindKind.SNAPSHOT_REPLAY if to > base else RewindKind.SNAPSHOT, to - base
@@ -94,7 +94,7 @@ def test_a_limit_of_tokens_refuses_at_exactly_one_below() -> None:
         (160, RewindKind.SNAPSHOT),
         (150, RewindKind.DEFERRED),
         (20, RewindKind.DEFERRED),
-        (0, RewindKind.REBUILD),
+        (0, RewindKind.IN_PLACE),
     ],
 )
 def test_only_what_runs_tokens_is_deferred(to: int, kind: RewindKind) -> None:
