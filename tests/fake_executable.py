@@ -434,6 +434,7 @@ def fake_engine(
     snapshot_budget: int | None = None,
     max_resident: int | None = None,
     storage: Storage | None = None,
+    copy_mode: CopyMode = CopyMode.DEVICE,
     **manifest_options: int,
 ) -> Engine:
     """An engine on the fake device, without any file.
@@ -450,6 +451,7 @@ def fake_engine(
         snapshot_budget: bytes; by default what the rule of spacing keeps.
         max_resident: slots; by default `max_sessions`.
         storage: where sessions are kept.
+        copy_mode: where snapshots are kept.
         **manifest_options: see `small_manifest`, such as `context`, `horizon` or `vocab_size`.
     """
     manifest = manifest or small_manifest(**manifest_options)
@@ -466,4 +468,5 @@ def fake_engine(
         snapshot_budget=snapshot_budget,
         max_resident=max_resident,
         storage=storage,
+        copy_mode=copy_mode,
     )

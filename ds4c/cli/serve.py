@@ -3,6 +3,7 @@
 import asyncio
 import os
 from collections.abc import Sequence
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -174,10 +175,8 @@ def serve(
             on_failure=on_failure,
         )
 
-    def on_ready(targets: Sequence[str], engine: Engine) -> None:
-        announce(targets, engine, ready_fd)
-
     try:
+        on_ready = partial(announce, ready_fd=ready_fd)
         return asyncio.run(serve_until_signal(config, load_engine, on_ready))
     except ListenError as error:
         raise CommandFailure(str(error), ExitCode.FAILED) from error
