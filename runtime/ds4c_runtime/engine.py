@@ -285,13 +285,13 @@ class Engine(SessionCalls):
             session.timeline.takes_marks = not entry.is_temporary
             return (yield from run.body(session))
 
-        def on_end(is_failure: bool) -> None:
+        def on_end(_: bool) -> None:
             run.hand_over_rewinds()
             self._generations.pop((entry.owner, handle.id), None)
             if entry.is_temporary:
                 self._close(entry)
             else:
-                self._hand_back(entry, is_failure)
+                self._hand_back(entry)
 
         task = Task(
             body(),

@@ -136,11 +136,13 @@ class EngineCore:
         """Task that changes a session; a new session disappears if it fails."""
 
         def on_end(is_failure: bool) -> None:
-            if is_failure and is_new:
-                self._close(entry)
-            else:
-                self._hand_back(entry, is_failure)
-            also()
+            try:
+                if is_failure and is_new:
+                    self._close(entry)
+                else:
+                    self._hand_back(entry)
+            finally:
+                also()
 
         return Task(body, after_slice=lambda: self._publish(entry), on_end=on_end)
 
@@ -154,20 +156,22 @@ class EngineCore:
         return dataclasses.replace(storage, on_error=on_error)
 
     def _close(self, entry: Entry) -> None:
+        self._residency.forget(entry)
         if entry.deferred is not None:
             self.counters.rewinds.record(entry.deferred)
-        self._residency.forget(entry)
         self._registry.remove(entry)
 
     def _publish(self, entry: Entry) -> None:
         if entry.session is not None:
             entry.publish()
 
-    def _hand_back(self, entry: Entry, is_failure: bool = False) -> None:
+    def _hand_back(self, entry: Entry) -> None:
         """End of a turn: its history is on disk before anybody hears that it has ended."""
-        self._residency.persist(entry, failed=is_failure)
-        self._publish(entry)
-        self._registry.release(entry)
+        try:
+            self._residency.persist(entry)
+            self._publish(entry)
+        finally:
+            self._registry.release(entry)
 
     def _rebuild(self, session: Session, report: RewindReport) -> Body[RewindReport]:
         started = time.perf_counter()

@@ -13,7 +13,7 @@ from ds4c_runtime.engine_core import (
 )
 from ds4c_runtime.engine_snapshots import SnapshotCalls
 from ds4c_runtime.errors import PositionOutOfRangeError
-from ds4c_runtime.generation import rebuild_slices
+from ds4c_runtime.generation import stale_report
 from ds4c_runtime.guards import check_capacity
 from ds4c_runtime.registry import Entry
 from ds4c_runtime.reports import RewindPlan, RewindReport
@@ -307,7 +307,10 @@ class SessionCalls(SnapshotCalls):
             entry = self._registry.acquire(session_id, owner)
 
             def body() -> Body[bool]:
-                yield from rebuild_slices(self._residency.session(entry))
+                session = self._residency.session(entry)
+                if not session.state_valid:
+                    report = yield from self._rebuild(session, stale_report(session))
+                    self._count_rewind(entry, report)
                 return self._residency.save(entry)
 
             return self._task(entry, body())

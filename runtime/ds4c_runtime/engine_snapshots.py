@@ -134,6 +134,8 @@ class SnapshotCalls(EngineCore):
     def unpin_snapshot(self, session_id: str, snapshot_id: str, owner: str = "") -> SnapshotInfo:
         """Let a snapshot be given up when room is short; one that is not pinned stays as it is.
 
+        As with pins, the state is written.
+
         Raises:
             UnknownSessionError, UnknownSnapshotError, NotInArtifactError: refused.
         """
@@ -147,9 +149,18 @@ class SnapshotCalls(EngineCore):
         def begin() -> Task[SnapshotInfo]:
             self._refuse_without_snapshots()
             entry = self._registry.find(session_id, owner)
-            return Task(once(lambda: self._residency.session(entry).unpin(snapshot_id)))
+            return Task(once(lambda: self._unpin(entry, snapshot_id)))
 
         return self._submit(begin)
+
+    def _unpin(self, entry: Entry, snapshot_id: str) -> SnapshotInfo:
+        """Unpin, and write the state, so that the snapshot is not pinned after a restart either."""
+        session = self._residency.session(entry)
+        was_pinned = any(s.is_pinned for s in session.snapshots() if s.snapshot_id == snapshot_id)
+        info = session.unpin(snapshot_id)
+        if was_pinned:
+            self._residency.try_save(entry, exact=False)
+        return info
 
     def snapshot_limits(self) -> SnapshotLimits:
         """What one session can retain."""

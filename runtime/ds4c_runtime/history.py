@@ -123,6 +123,18 @@ class History:
         full = len(prefix.blocks) * BLOCK_TOKENS
         return self.slice(full, len(prefix)) == tuple(prefix.tail)
 
+    def common(self, prefix: Prefix) -> int:
+        """How many first tokens are those of a prefix; costs a look at each block that is not shared."""
+        shared = 0
+        for mine, other in zip(self._blocks, prefix.blocks, strict=False):
+            if mine is not other and mine.tokens != other.tokens:
+                return shared * BLOCK_TOKENS + _common(mine.tokens, other.tokens)
+            shared += 1
+        # One of the two has less than a block left.
+        start = shared * BLOCK_TOKENS
+        rest = prefix.blocks[shared].tokens if shared < len(prefix.blocks) else prefix.tail
+        return start + _common(self.slice(start, start + BLOCK_TOKENS), rest)
+
     def digest(self) -> str:
         """Hex sha256 over the tokens as little-endian u32 and then the tokenizer's sha256 (32 bytes)."""
         return self.digest_at(self._length)
@@ -138,6 +150,12 @@ class History:
 
     def _hash_of_blocks(self) -> Any:
         return self._blocks[-1].hash if self._blocks else hashlib.sha256()
+
+
+def _common(first: Sequence[int], second: Sequence[int]) -> int:
+    """Number of equal leading tokens."""
+    shared = min(len(first), len(second))
+    return next((i for i in range(shared) if first[i] != second[i]), shared)
 
 
 def _bytes(tokens: array[int]) -> bytes:

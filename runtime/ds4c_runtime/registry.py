@@ -43,8 +43,7 @@ class Entry:
 
     `deferred` is the last rewind if it left a rebuild to the next use, which has not come yet.
 
-    A session that is `parked` has none until it is used. `log` is its history on disk, if it is kept there;
-    `is_on_trial` says that its state was read from there and has not been used with success yet.
+    A session that is `parked` has none until it is used. `log` is its history on disk, if it is kept there.
     `idle_seconds` is how long it is to last unused; who closes it then is not decided here.
     """
 
@@ -59,7 +58,6 @@ class Entry:
     deferred: RewindReport | None = None
     parked: Parked | None = None
     log: HistoryLog | None = None
-    is_on_trial: bool = False
     idle_seconds: float | None = None
     create_time: float = field(default_factory=time.time)
 

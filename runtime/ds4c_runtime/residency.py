@@ -56,6 +56,7 @@ class Residency:
         self._on_parked = on_parked
         self._is_parking = False
         states.on_shortage = self.park_one
+        states.idle = lambda: [entry.opened.timeline.lease for entry in self._parkable()]
         if stored is not None:
             states.snapshots.make_ids_lasting()
             for log in stored.scan():
@@ -81,7 +82,7 @@ class Residency:
         return entry.session
 
     def session(self, entry: Entry) -> Session:
-        """The session of an entry, brought back if it was parked.
+        """The session of an entry, brought back if it was parked, which `Entry.info` says then.
 
         Raises:
             MemoryBudgetError: no slot is free and no session may be parked.
@@ -89,40 +90,27 @@ class Residency:
         if entry.session is None:
             entry.session = self._brought_back(entry)
             entry.parked = None
+            entry.publish()
         return entry.session
 
-    def persist(self, entry: Entry, *, failed: bool = False) -> None:
+    def persist(self, entry: Entry) -> None:
         """Make the history of a session durable, at the end of a turn; what fails is said and tried again.
 
-        `failed` says that the turn failed: a state that was read from a file and is invalid now is not read
-        again.
+        The cost is that of the tokens that are new. A state that was read from a file and used in the turn is
+        judged.
         """
         stored, session, parked = self._stored, entry.session, entry.parked
         if stored is None or entry.is_temporary:
             return
         try:
             if session is not None:
-                self._log(entry, session).sync(session.history, session.epoch)
+                self._log(entry, session).sync(session.timeline.history, session.epoch)
             elif parked is not None and entry.log is not None:
                 entry.log.sync(parked.tokens, parked.epoch)
         except StoreFailedError as error:
             stored.folder.say(error, "write")
-        if entry.is_on_trial and entry.log is not None and session is not None:
-            self._judge(entry, entry.log, session, failed)
-
-    def _judge(self, entry: Entry, log: HistoryLog, session: Session, failed: bool) -> None:
-        """Whether a state that was read from a file has proved good or bad in a turn."""
-        assert self._stored is not None
-        if failed == session.state_valid:
-            return  # a request that was refused says nothing
-        entry.is_on_trial = False
-        if not failed:
-            self._stored.accept(log)
-            return
-        self._stored.reject(log)
-        line = session.timeline
-        line.integrity_failed = True
-        line.store.snapshots.clear(line.ring)
+        if session is not None:
+            stored.settle(session)
 
     def save(self, entry: Entry, *, exact: bool = True) -> bool:
         """Write history and state of a session that is in memory; whether the state was written.
@@ -151,6 +139,8 @@ class Residency:
         resident = [e for e in self._registry.entries() if e.session is not None and not e.is_temporary]
         for entry in sorted(resident, key=lambda e: e.opened.position, reverse=True):
             self.try_save(entry)
+            if self._stored is not None:
+                self._stored.settle(entry.opened)
 
     def forget(self, entry: Entry) -> None:
         """Close a session and delete what is stored of it.
@@ -172,10 +162,7 @@ class Residency:
 
     def park_one(self) -> bool:
         """Park the idle session that is cheapest to rebuild; `False` if none may be parked."""
-        if self._is_parking:
-            return False
-        idle = [entry for entry in self._registry.idle() if entry.session is not None]
-        free = [entry for entry in idle if not entry.opened.timeline.ring.has_pinned]
+        free = self._parkable()
         if not free:
             return False
         entry = min(free, key=lambda e: (e.opened.position, e.info.last_used_time if e.info else 0))
@@ -186,8 +173,17 @@ class Residency:
             self._is_parking = False
         return True
 
+    def _parkable(self) -> list[Entry]:
+        """Sessions that may be parked now; none while one is."""
+        idle = [] if self._is_parking else self._registry.idle()
+        found = [entry for entry in idle if entry.session is not None]
+        return [entry for entry in found if not entry.opened.timeline.ring.has_pinned]
+
     def park(self, entry: Entry) -> None:
-        """Take a session out of memory; its state goes to disk if it may."""
+        """Take a session out of memory; its state goes to disk if it may.
+
+        It is written as a whole, and nothing else runs meanwhile: whoever is short of room waits for it.
+        """
         session = entry.opened
         self.persist(entry)
         is_on_disk = self.try_save(entry, exact=False)  # no step: there may be no page for one
@@ -198,7 +194,7 @@ class Residency:
             )
         tokens = np.array(session.history, np.uint32)
         entry.parked = Parked(tokens, session.capacity, session.epoch)
-        entry.session, entry.is_on_trial = None, False
+        entry.session = None
         session.close()
         self._on_parked(TO_DISK if is_on_disk else TO_HISTORY)
 
@@ -212,7 +208,7 @@ class Residency:
         line.ring.was_evicted = True
         try:
             if self._stored is not None and entry.log is not None:
-                entry.is_on_trial = self._stored.restore(entry.log, session)
+                self._stored.restore(entry.log, session)
         except BaseException:
             session.close()
             raise

@@ -147,7 +147,7 @@ class Session(SessionBase):
         if not recovery.snapshot_id:
             kind, reason = RewindKind.REBUILD, report.rebuild_reason
             if reason is RebuildReason.NOT_REBUILT:  # the snapshot of the plan was not usable
-                reason = self._line.rebuild_reason()
+                reason = recovery.reason
         restore = report.restore_seconds + recovery.restore_seconds
         return report._replace(
             kind=kind,
@@ -183,6 +183,7 @@ class Session(SessionBase):
             PositionOutOfRangeError: `at` is not in `[0, position]`.
             NotInArtifactError: the artifact has no fork.
             ContextLengthError: `capacity` is below `at`.
+            InvalidRequestError: memory is for one session only, so that no fork can ever be.
             SessionLimitError, MemoryBudgetError: no room.
             BackendFailedError: the device failed; there is no new session.
         """
@@ -192,6 +193,12 @@ class Session(SessionBase):
             raise PositionOutOfRangeError("fork", at, self.position, field="at_position")
         if not self._executor.manifest.capabilities.fork:
             raise NotInArtifactError("fork refused: expected an entry point 'fork', got none; build it again")
+        if self._line.store.max_sessions < 2:
+            raise InvalidRequestError(
+                f"session {self.session_id!r} refused: expected an engine with room in memory for a second "
+                "session, got one with room for 1; load it with a larger max_resident",
+                field="at_position",
+            )
         room = self.capacity if capacity is None else capacity
         check_length(at, room)
         line = self._line
@@ -209,6 +216,7 @@ class Session(SessionBase):
         line = child.timeline
         line.history.replace(self._line.history.prefix(at))
         line.store.snapshots.share(self._line.ring, line.ring, at)
+        line.first_use = self._line.first_use
         plan = self._line.plan(at)
         is_copy = plan.kind in (RewindKind.NONE, RewindKind.IN_PLACE)
         if is_copy:
@@ -271,7 +279,8 @@ class Session(SessionBase):
 
         Raises:
             UnknownSnapshotError: none of that id.
-            InvalidRequestError: not exactly one of `snapshot_id` and `position`, or position 0.
+            InvalidRequestError: not exactly one of `snapshot_id` and `position`, or position 0; or the place
+                is below the current position and memory is for one session only.
             PositionOutOfRangeError: `position` is not in `[1, position of the session]`.
             StateInvalidError: none is there and the state is invalid.
             MemoryBudgetError: no room for one.

@@ -65,6 +65,8 @@ class StateStore:
         self.pages: Arena = device.allocate(page_count * manifest.arenas.page)
         self.on_shortage: Callable[[], bool] | None = None
         """Asked when slots or pages are short: takes an idle session out of memory, if there is one."""
+        self.idle: Callable[[], Iterable[Lease]] = list
+        """Leases of the sessions that `on_shortage` may take out of memory."""
         self._device = device
         self._free_slots = list(range(max_sessions))
         # The page given back last is taken first: a rewind within a page and the next step use the same one.
@@ -209,6 +211,8 @@ class StateStore:
     ) -> None:
         """Refuse if tokens `[start, end)` cannot be written; does not change anything.
 
+        Pages of snapshots that may be given up and of sessions that may be taken out of memory count as free.
+
         Args:
             lease: who writes.
             start: first token.
@@ -220,8 +224,9 @@ class StateStore:
             MemoryBudgetError: there are not enough free pages.
         """
         needed, available = self._pages_available(lease, start, end, fresh, attached)
-        while needed > available and needed <= self.page_count and self._make_room():
-            needed, available = self._pages_available(lease, start, end, fresh, attached)
+        if needed > available:
+            idle = self.idle()
+            needed, available = self._pages_available(lease, start, end, fresh, attached, idle)
         if needed > available:
             raise MemoryBudgetError(
                 f"state not extended: expected {needed} free pages of {self.manifest.limits.page_tokens} "
@@ -236,6 +241,7 @@ class StateStore:
             BackendFailedError: a page could not be copied; no row has changed then.
         """
         self.check_room(lease, start, end)
+        self._park(lease, start, end)
         self._reclaim(lease, start, end)
         for index in self._to_copy(lease, start, end):
             shared, own = lease.pages[index], self._take_page()
@@ -337,14 +343,39 @@ class StateStore:
         return copies + max(0, self._pages_for(end) - len(lease.pages)), free
 
     def _pages_available(
-        self, lease: Lease, start: int, end: int, fresh: bool, attached: Sequence[int]
+        self,
+        lease: Lease,
+        start: int,
+        end: int,
+        fresh: bool,
+        attached: Sequence[int] = (),
+        going: Iterable[Lease] = (),
     ) -> tuple[int, int]:
-        """As `_pages_needed`; pages of snapshots that may be given up are free if they have to be."""
+        """As `_pages_needed`; pages of snapshots that may be given up are free if they have to be.
+
+        So are those of the leases that are `going`.
+        """
         needed, available = self._pages_needed(lease, start, end, fresh, attached)
         if needed > available:
             without = self._evictable_holders()
+            for page in (page for other in going for page in other.pages):
+                without[page] = without.get(page, 0) + 1
             return self._pages_needed(lease, start, end, fresh, attached, without=without)
         return needed, available
+
+    def _park(self, lease: Lease, start: int, end: int) -> None:
+        """Take idle sessions out of memory until giving up snapshots is enough for what `check_room` allows.
+
+        Raises:
+            MemoryBudgetError: it still is not; none that was idle is any more.
+        """
+        while True:
+            needed, available = self._pages_available(lease, start, end, fresh=False)
+            if needed <= available:
+                return
+            if not self._make_room():
+                self.check_room(lease, start, end)
+                return
 
     def _evictable_holders(self) -> dict[int, int]:
         """How many snapshots that nobody has pinned hold each page."""

@@ -19,6 +19,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from ds4c_runtime.errors import BackendFailedError, MemoryBudgetError
+from ds4c_runtime.first_use import FirstUse
 from ds4c_runtime.history import History
 from ds4c_runtime.progress import ProgressGuard
 from ds4c_runtime.reports import RebuildReason, RewindKind, RewindPlan
@@ -31,11 +32,15 @@ from ds4c_runtime.step import Logits, Segment, Stepper
 
 @dataclass(frozen=True)
 class Recovery:
-    """How an invalid state is being made valid again: from which base, and the time to put that back."""
+    """How an invalid state is being made valid again: from which base, and the time to put that back.
+
+    `reason` is why that is no snapshot, if it is none.
+    """
 
     base_position: int
     snapshot_id: str
     restore_seconds: float
+    reason: RebuildReason = RebuildReason.NOT_REBUILT
 
 
 class Timeline:
@@ -55,8 +60,9 @@ class Timeline:
         self.guard: ProgressGuard | None = None
         self.takes_marks = True
         """Steps leave snapshots at the interval; nothing could use those of a session of one call."""
+        self.first_use: FirstUse | None = None
         self.integrity_failed = False
-        """A snapshot was not that of its history and has been given up."""
+        """A snapshot was not that of its history and has been given up, and no rebuild has begun since."""
         self._horizon, self._page_tokens = executor.limits.horizon, executor.limits.page_tokens
         self.lease = store.open()
         self.ring = store.snapshots.open()
@@ -116,7 +122,9 @@ class Timeline:
         return RewindPlan(kind, RebuildReason.NOT_REBUILT, to, base, replayed, seconds, snapshot_id)
 
     def rebuild_reason(self) -> RebuildReason:
-        """Why there is no snapshot to begin from."""
+        """Why there is no snapshot to begin from, or was none where a rebuild under way has begun."""
+        if self.recovery is not None and not self.recovery.snapshot_id and not self.is_valid:
+            return self.recovery.reason
         if self.integrity_failed:
             return RebuildReason.INTEGRITY_FAILED
         if self.ring.was_evicted:
@@ -195,9 +203,14 @@ class Timeline:
                 continue
             self._note_recovery(entry.snapshot.snapshot_id)
             if self.restore(entry.snapshot):
+                self.integrity_failed = False
                 return
         self._note_recovery("" if entry is None else entry.snapshot.snapshot_id)
-        self.recovery = Recovery(self.evaluated, "", 0.0)
+        reason = self.rebuild_reason()
+        # The snapshots of a whole history are taken anew: what is lost from now on says so again.
+        self.integrity_failed = False
+        self.ring.was_evicted = self.ring.was_evicted and self.evaluated > 0
+        self.recovery = Recovery(self.evaluated, "", 0.0, reason)
 
     def _note_recovery(self, snapshot_id: str) -> None:
         if self.guard is not None:
@@ -232,6 +245,10 @@ class Timeline:
         try:
             self.executor.restore(self.lease.slot, Reserved(position, pool.layout.parts(position), staged))
             logits = pool.logits(staged, position, self._saved.shape[1])
+        except BackendFailedError:
+            if self.first_use is not None:
+                self.first_use.fail()
+            raise
         finally:
             if is_copy:
                 pool.unstage(staged)
@@ -407,6 +424,9 @@ def run(executor: Stepper, work: Sequence[Work]) -> list[Logits]:
     executor.check(sum(len(t) for _, _, t, _ in work), len(work), sum(w for _, _, _, w in work))
     _take_pages(work)
     segments: list[Segment] = []
+    for line, *_ in work:
+        if line.first_use is not None:
+            line.first_use.begin()
     try:
         segments.extend(_segments(executor, work))
         results = executor.run(segments)
@@ -438,6 +458,8 @@ def _give_up_states(work: Sequence[Work], segments: Sequence[Segment]) -> None:
             line.store.snapshots.cancel(reserved)
     for line, *_ in work:
         line.forget_state()
+        if line.first_use is not None:
+            line.first_use.fail()
 
 
 def _segments(executor: Stepper, work: Sequence[Work]) -> Iterator[Segment]:

@@ -60,7 +60,6 @@ class Pair:
         store = self.open_store(self.away)
         log: HistoryLog = next(log for log in store.scan() if log.header.session_id == session_id)
         loaded = store.load(log, self.away.stepper, self.away.store)
-        store.accept(log)
         store.close()
         return loaded
 

@@ -26,6 +26,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ds4c_runtime.errors import StoreFailedError
+from ds4c_runtime.history import History, Prefix
 from ds4c_runtime.store import files
 from ds4c_runtime.store.header import FileKind
 from ds4c_runtime.store.header import read as read_start
@@ -92,7 +93,7 @@ class HistoryLog:
         """For `create` and `open`."""
         self.path = path
         self.header = contents.header
-        self.tokens = contents.tokens
+        self._history = _known(contents.tokens)
         self.epoch = contents.epoch
         self._turns = contents.turns
         self._size = contents.good_bytes
@@ -100,7 +101,9 @@ class HistoryLog:
         self._is_known = True
 
     @staticmethod
-    def create(path: Path, header: LogHeader, tokens: Sequence[int] = (), epoch: int = 0) -> HistoryLog:
+    def create(
+        path: Path, header: LogHeader, tokens: Sequence[int] | History = (), epoch: int = 0
+    ) -> HistoryLog:
         """Write a new log, durably.
 
         Raises:
@@ -108,14 +111,17 @@ class HistoryLog:
         """
         if os.path.lexists(path):
             raise StoreFailedError(f"log not made: expected the free name {path}, got one that is taken")
-        content, contents = _render(header, np.array(tokens, np.uint32), epoch)
+        history = _history(tokens)
+        content, contents = _render(header, _tokens_of(history), epoch)
         try:
             files.write_whole(path, [content])
         except StoreFailedError:
             with contextlib.suppress(OSError):
                 os.unlink(path)
             raise
-        return HistoryLog(path, contents)
+        log = HistoryLog(path, contents)
+        log._history = history.prefix(len(history))  # shares the blocks
+        return log
 
     @staticmethod
     def open(path: Path) -> tuple[HistoryLog, LogContents]:
@@ -146,27 +152,35 @@ class HistoryLog:
     @property
     def position(self) -> int:
         """Tokens of the history."""
-        return len(self.tokens)
+        return len(self._history)
 
-    def sync(self, tokens: Sequence[int] | Tokens, epoch: int = 0) -> None:
+    @property
+    def tokens(self) -> Tokens:
+        """The history, uint32 `[position]`, a copy."""
+        return np.array(self._history.tokens(), np.uint32)
+
+    def sync(self, tokens: Sequence[int] | Tokens | History, epoch: int = 0) -> None:
         """Make the log end in exactly this history and epoch, on the disk; does nothing if it does already.
+
+        For a `History` that goes on from the one synced before, the cost is that of the tokens that are new.
 
         Raises:
             StoreFailedError: the disk is full or refuses. The turns before are as they were, and the next
                 `sync` writes what is lacking then.
         """
-        new = np.array(tokens, np.uint32)
+        new = _history(tokens)
         assert len(new) <= self.header.capacity, "a history beyond the capacity of its session"
-        keep = common_length(self.tokens, new)
-        if self._is_known and keep == len(self.tokens) == len(new) and epoch == self.epoch:
+        keep = new.common(self._history)
+        if self._is_known and keep == self.position == len(new) and epoch == self.epoch:
             return
-        frame, checksum = _frame(self._turns, epoch, keep, new[keep:], self._checksum)
+        added = np.array(new.slice(keep, len(new)), np.uint32)
+        frame, checksum = _frame(self._turns, epoch, keep, added, self._checksum)
         with files.store_errors("append", self.path):
             if not self._is_known or self._is_wasteful(len(new)) or not self._append(frame):
                 self._rewrite(new, epoch)
                 return
         self._turns, self._checksum, self._size = self._turns + 1, checksum, self._size + len(frame)
-        self.tokens, self.epoch = new, epoch
+        self._history, self.epoch = new.prefix(len(new)), epoch
 
     def _append(self, frame: bytes) -> bool:
         """Write behind the last complete frame and sync; `False` if the file is not the one that was left."""
@@ -192,13 +206,13 @@ class HistoryLog:
         finally:
             os.close(handle)
 
-    def _rewrite(self, tokens: Tokens, epoch: int) -> None:
+    def _rewrite(self, history: History, epoch: int) -> None:
         """Replace the file by one with a single frame."""
         self._is_known = False
-        content, contents = _render(self.header, tokens, epoch)
+        content, contents = _render(self.header, _tokens_of(history), epoch)
         files.publish(files.write_temporary(self.path, [content]), self.path)
         self._turns, self._checksum = contents.turns, contents.checksum
-        self._size, self.tokens, self.epoch = contents.good_bytes, tokens, epoch
+        self._size, self._history, self.epoch = contents.good_bytes, history.prefix(len(history)), epoch
         self._is_known = True
 
     def _is_wasteful(self, position: int) -> bool:
@@ -206,11 +220,16 @@ class HistoryLog:
         return self._size > COMPACT_FACTOR * 4 * position + COMPACT_BYTES
 
 
-def common_length(first: Tokens, second: Tokens) -> int:
-    """Number of equal leading tokens."""
-    shared = min(len(first), len(second))
-    different = np.flatnonzero(first[:shared] != second[:shared])
-    return int(different[0]) if len(different) else shared
+def _history(tokens: Sequence[int] | Tokens | History) -> History:
+    return tokens if isinstance(tokens, History) else History("", tokens)
+
+
+def _known(tokens: Tokens) -> Prefix:
+    return History("", tokens.tolist()).prefix(len(tokens))
+
+
+def _tokens_of(history: History) -> Tokens:
+    return np.array(history.slice(0, len(history)), np.uint32)
 
 
 def read_log(path: Path) -> LogContents:

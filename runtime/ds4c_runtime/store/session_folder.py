@@ -1,12 +1,13 @@
 """The folder of an engine's stored sessions: names, scan at the start, quarantine, bytes of states.
 
-A session is a log of its history and, at times, a file of its state. While a state that was read has not been
-used with success its file is on trial: if the process dies meanwhile, or the first use fails, the file is set
-aside and not read again. What a state holds is said elsewhere.
+A session is a log of its history and, at times, a file of its state. A file that fails its checks is set
+aside and not read again. One that passed them is on trial while tokens are first evaluated from what it held:
+if the process dies meanwhile, or the device fails, it is set aside too. What a state holds is said elsewhere.
 """
 
 from __future__ import annotations
 
+import contextlib
 import fcntl
 import hashlib
 import os
@@ -15,6 +16,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ds4c_runtime.errors import StoredFileError, StoreFailedError
+from ds4c_runtime.history import History
 from ds4c_runtime.manifest import Manifest
 from ds4c_runtime.store import files
 from ds4c_runtime.store.history_log import HistoryLog, LogHeader
@@ -58,13 +60,19 @@ class SessionFolder:
         self._sizes: dict[Path, int] = {}
         self._pinned: set[Path] = set()
         self._foreign: set[Path] = set()
+        self._bad: dict[Path, int] = {}
         files.make_folder(folder)
         self._lock = _locked(folder)
 
     @property
     def bytes_used(self) -> int:
-        """Bytes of all states."""
-        return sum(list(self._sizes.values()))  # asked for by other threads too
+        """Bytes of all states and of what was set aside."""
+        return sum([*self._sizes.values()]) + sum([*self._bad.values()])  # asked for by other threads too
+
+    @property
+    def bad_files(self) -> list[tuple[Path, int]]:
+        """What was set aside and its bytes, oldest first."""
+        return list(self._bad.items())
 
     def state_bytes(self, log: HistoryLog) -> int:
         """Bytes of a session's state, 0 if it has none."""
@@ -89,24 +97,25 @@ class SessionFolder:
         for path in paths:
             if path.name.endswith(files.TEMPORARY_SUFFIX):
                 self._tried(lambda path=path: files.remove(path))
+            elif path.suffix in (STATE, TRIAL) and path.with_suffix(LOG) not in logs:
+                self._tried(lambda path=path: files.remove(path))
             elif path.suffix == TRIAL:
                 self._on_error(
                     "integrity", f"{path.name} rejected: expected a state in use, got one on trial"
                 )
                 self._tried(lambda path=path: _rename(path, _bad(path)))
-            elif path.suffix == STATE and path.with_suffix(LOG) not in logs:
-                self._tried(lambda path=path: files.remove(path))
         for path in sorted(logs):
             if (log := self._open(path)) is not None:
                 found.append(log)
                 self._note_state(log)
+        self._note_bad()
         return found
 
     def is_foreign(self, owner: str, session_id: str) -> bool:
         """Whether the name of a session's log is taken by one that `scan` left alone."""
         return self._path(owner, session_id) in self._foreign
 
-    def create(self, header: LogHeader, tokens: Sequence[int], epoch: int) -> HistoryLog:
+    def create(self, header: LogHeader, tokens: Sequence[int] | History, epoch: int) -> HistoryLog:
         """Begin the log of a session.
 
         Raises:
@@ -127,31 +136,31 @@ class SessionFolder:
 
     @contextmanager
     def reading(self, log: HistoryLog) -> Generator[State | None]:
-        """Read a session's state, all of it checked, and put its file on trial; `None` if there is none.
+        """Read a session's state, all of it checked; `None` if there is none.
 
         Raises:
             StoredFileError: it is bad, be it that the block finds this out, and was set aside.
-            StoreFailedError: it cannot be read now.
+            StoreFailedError: it cannot be read now, which says nothing about the file.
         """
-        path, trial = log.path.with_suffix(STATE), log.path.with_suffix(TRIAL)
+        path = log.path.with_suffix(STATE)
         if not os.path.lexists(path):
             yield None
             return
-        with files.store_errors("trial", path):
-            os.rename(path, trial)
-            files.sync_folder(self.folder)
         try:
-            with reading(trial, self.artifact_id, self.layout) as state:
+            with reading(path, self.artifact_id, self.layout) as state:
                 owner = state[0].session_id
                 if owner != log.header.session_id:
-                    raise files.rejected(trial, f"session {log.header.session_id!r}", repr(owner))
+                    raise files.rejected(path, f"session {log.header.session_id!r}", repr(owner))
                 yield state
         except StoredFileError:
             self.reject_state(log)
             raise
-        except StoreFailedError:
-            self.accept_state(log)  # it says nothing about the file
-            raise
+
+    def begin_trial(self, log: HistoryLog) -> None:
+        """Tokens are about to be evaluated from the state that was read."""
+        path = log.path.with_suffix(STATE)
+        if os.path.lexists(path):
+            self._tried(lambda: _rename(path, log.path.with_suffix(TRIAL)))
 
     def accept_state(self, log: HistoryLog) -> None:
         """The state on trial was used with success."""
@@ -160,11 +169,18 @@ class SessionFolder:
             self._tried(lambda: _rename(trial, log.path.with_suffix(STATE)))
 
     def reject_state(self, log: HistoryLog) -> None:
-        """The state on trial is bad: set it aside, in place of one that was set aside before."""
+        """The state of a session is bad: set it aside, in place of one that was set aside before."""
         self._forget(log)
-        trial = log.path.with_suffix(TRIAL)
-        if os.path.lexists(trial):
-            self._tried(lambda: _rename(trial, _bad(trial)))
+        for suffix in (STATE, TRIAL):
+            path = log.path.with_suffix(suffix)
+            if os.path.lexists(path):
+                self._tried(lambda path=path: _rename(path, _bad(path)))
+        self._note_bad()
+
+    def drop_bad(self, path: Path) -> None:
+        """Delete what was set aside."""
+        self._bad.pop(path, None)
+        self._tried(lambda: files.remove(path))
 
     def drop_state(self, log: HistoryLog) -> None:
         """Delete a session's state; its history stays."""
@@ -173,13 +189,17 @@ class SessionFolder:
             self._tried(lambda suffix=suffix: files.remove(log.path.with_suffix(suffix)))
 
     def remove(self, log: HistoryLog) -> None:
-        """Delete a session.
+        """Delete a session and what was set aside of it.
 
         Raises:
             StoreFailedError: its log cannot be deleted; the session is as before.
         """
         files.remove(log.path)
         self.drop_state(log)
+        self._note_bad()
+        for path, _ in self.bad_files:
+            if path.name.split(".")[0] == log.path.stem:
+                self.drop_bad(path)
 
     def say(self, error: StoredFileError | StoreFailedError, kind: str) -> None:
         """Tell `on_error` of an error that the caller goes on after."""
@@ -204,6 +224,16 @@ class SessionFolder:
         self._sizes[log.path] = size
         if any(snapshot.is_pinned for snapshot in header.snapshots):
             self._pinned.add(log.path)
+
+    def _note_bad(self) -> None:
+        """See what was set aside, be it by an earlier process."""
+        found: list[tuple[int, Path, int]] = []
+        with contextlib.suppress(OSError):
+            for path in self.folder.glob("*" + files.BAD_SUFFIX):
+                if {LOG, STATE, TRIAL} & {*path.suffixes}:
+                    status = path.lstat()
+                    found.append((status.st_mtime_ns, path, status.st_size))
+        self._bad = {path: size for _, path, size in sorted(found)}
 
     def _forget(self, log: HistoryLog) -> None:
         self._sizes.pop(log.path, None)
@@ -254,7 +284,7 @@ class SessionFolder:
 
 def _bad(path: Path) -> Path:
     """A state is large: only the last bad one of a session is kept."""
-    return path.with_name(path.name + files.BAD_SUFFIX)
+    return path.with_suffix(STATE + files.BAD_SUFFIX)
 
 
 def _rename(source: Path, target: Path) -> None:

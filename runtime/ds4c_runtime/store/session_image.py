@@ -89,7 +89,7 @@ def make_image(session: Session, artifact_id: str, layout: str) -> Image:
         rows, history = f"rows {number}", f"tokens {number}"
         sections[rows] = _Parts(partial(_live_bytes, store, entry.snapshot))
         size += layout_of.parts(entry.position).total
-        if entry in line.ring.branch:
+        if entry in line.ring.branch and not entry.is_pinned:  # that one outlives rewinds that follow
             history = ""
         else:
             sections[history] = _Parts(partial(_token_bytes, entry.snapshot))
@@ -162,10 +162,12 @@ def _checked(
 ) -> History | None:
     """The history of a stored snapshot; `None` if it is one that the session has left."""
     limits, manifest = line.executor.limits, line.store.manifest
+    what, context = f"snapshot {stored.snapshot_id[:40]!r}", manifest.model.context
+    if stored.position > context:
+        raise files.rejected(path, f"{what} at most at {context}", stored.position)
     size, page = line.store.snapshots.layout.parts(stored.position).total, manifest.arenas.page
     rows, pages = sections[stored.rows].size, sections[PAGES].size if PAGES in sections else 0
-    what = f"snapshot {stored.snapshot_id[:40]!r}"
-    if stored.position > manifest.model.context or rows != size:
+    if rows != size:
         raise files.rejected(path, f"{what} of {size} bytes at {stored.position}", f"{rows} bytes")
     if len(stored.pages) != -(-stored.position // limits.page_tokens):
         raise files.rejected(path, f"the pages of {stored.position} tokens of {what}", len(stored.pages))

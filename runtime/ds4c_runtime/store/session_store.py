@@ -1,16 +1,19 @@
 """Saves sessions to a folder and brings them back: history first, then state, within a budget of bytes.
 
 A session is never lost for its state: whatever is wrong with that, it comes back from its history. Where
-bytes are short, the states that are cheapest to rebuild go first, those with a pinned snapshot never.
+bytes are short, what was set aside goes first, then the states that are cheapest to rebuild, those with a
+pinned snapshot never.
 """
 
 from __future__ import annotations
 
 import contextlib
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 from ds4c_runtime.errors import BackendFailedError, MemoryBudgetError, StoredFileError, StoreFailedError
+from ds4c_runtime.first_use import FirstUse
 from ds4c_runtime.manifest import Manifest
 from ds4c_runtime.session import Session
 from ds4c_runtime.snapshot import SnapshotOrigin
@@ -27,7 +30,8 @@ class Storage:
 
     Attributes:
         folder: made if there is none.
-        disk_budget: most bytes of all states; histories are small and not counted. `None`: any.
+        disk_budget: most bytes of all states and of files that were set aside; histories are small and not
+            counted. `None`: any.
         on_error: told of what went wrong in the folder and was dealt with: its kind and one line.
     """
 
@@ -59,7 +63,7 @@ class SessionStore:
 
     @property
     def bytes_used(self) -> int:
-        """Bytes of all states in the folder."""
+        """Bytes of all states in the folder and of what was set aside there."""
         return self.folder.bytes_used
 
     def close(self) -> None:
@@ -70,6 +74,7 @@ class SessionStore:
         """All sessions that are there, with their histories; their states are read by `restore`."""
         found = self.folder.scan()
         self._logs = {log.path: log for log in found}
+        self._trim_bad()
         return found
 
     def create(self, header: LogHeader, session: Session) -> HistoryLog:
@@ -78,7 +83,7 @@ class SessionStore:
         Raises:
             StoreFailedError: the disk is full or refuses.
         """
-        log = self.folder.create(header, session.history, session.epoch)
+        log = self.folder.create(header, session.timeline.history, session.epoch)
         self._logs[log.path] = log
         return log
 
@@ -92,6 +97,9 @@ class SessionStore:
     def save(self, log: HistoryLog, session: Session, *, exact: bool = True) -> bool:
         """Write the history of a session, then its state: its snapshots, one of them at its position.
 
+        All of the state is written before this returns, be it hundreds of MB: what would run in between
+        could give up a snapshot that is being written.
+
         Args:
             log: of the session.
             session: not changed but for that snapshot.
@@ -104,7 +112,7 @@ class SessionStore:
         Raises:
             StoreFailedError: the disk is full or refuses; what was there before is as it was.
         """
-        log.sync(session.history, session.epoch)
+        log.sync(session.timeline.history, session.epoch)
         if session.state_valid:
             with contextlib.suppress(BackendFailedError, MemoryBudgetError):  # the snapshots before will do
                 (session.take_snapshot if exact else session.keep_snapshot)(SnapshotOrigin.SAVE)
@@ -129,14 +137,12 @@ class SessionStore:
         self.restore(log, session)
         return session
 
-    def restore(self, log: HistoryLog, session: Session) -> bool:
+    def restore(self, log: HistoryLog, session: Session) -> None:
         """Give a session, which has its history and no state, what its file holds.
 
         Never fails: a bad file is set aside, and then, as without one, the first use rebuilds the state, for
-        which the session knows the reason. The file is on trial until `accept`.
-
-        Returns:
-            Whether the state is valid now.
+        which the session knows the reason. The file is on trial from the first step of the session, or of a
+        fork of it, until `settle`.
         """
         line = session.timeline
         line.ring.was_evicted = True  # the reason, if there is no state in the file
@@ -144,6 +150,9 @@ class SessionStore:
             with self.folder.reading(log) as state:
                 if state is not None:
                     load_image(session, log.path, *state)
+                    line.first_use = FirstUse(
+                        partial(self.folder.begin_trial, log), partial(self._end_trial, log)
+                    )
         except StoredFileError as error:
             line.integrity_failed = True
             line.store.snapshots.clear(line.ring)
@@ -153,17 +162,28 @@ class SessionStore:
             self.folder.say(error, "read")
         except BackendFailedError:
             self.folder.reject_state(log)
+        self._trim_bad()
         if session.state_valid:
             line.ring.was_evicted = False
-        return session.state_valid
 
-    def accept(self, log: HistoryLog) -> None:
-        """A turn ended well with the state that was read."""
-        self.folder.accept_state(log)
+    def settle(self, session: Session) -> None:
+        """A turn of a session has ended: judge the file that its state was read from, if it was used.
 
-    def reject(self, log: HistoryLog) -> None:
-        """The first turn with the state that was read failed: it is not read again."""
-        self.folder.reject_state(log)
+        If the device failed, nothing that was read is used again.
+        """
+        line, first_use = session.timeline, session.timeline.first_use
+        if first_use is None:
+            return
+        first_use.settle()
+        if first_use.is_over:
+            line.first_use = None
+            if first_use.has_failed:
+                line.integrity_failed = True
+                line.store.snapshots.clear(line.ring)
+
+    def _end_trial(self, log: HistoryLog, has_failed: bool) -> None:
+        (self.folder.reject_state if has_failed else self.folder.accept_state)(log)
+        self._trim_bad()
 
     def distrust(self) -> None:
         """What was evaluated in this process is wrong: delete the states that it has written."""
@@ -181,9 +201,11 @@ class SessionStore:
         self._written.pop(log.path, None)
 
     def _make_room(self, log: HistoryLog, size: int) -> bool:
-        """Let states that are cheaper to rebuild give way to one of `size` bytes; nothing goes in vain."""
+        """Let states that are cheaper to rebuild give way to one of `size` bytes; none goes in vain."""
         if self.disk_budget is None:
             return True
+        if size <= self.disk_budget:
+            self._trim_bad(size - self.folder.state_bytes(log))
         left = self.disk_budget - size - (self.bytes_used - self.folder.state_bytes(log))
         going: list[HistoryLog] = []
         for other in sorted(self._logs.values(), key=lambda each: each.position):
@@ -198,3 +220,12 @@ class SessionStore:
         for other in going:
             self.folder.drop_state(other)
         return True
+
+    def _trim_bad(self, size: int = 0) -> None:
+        """Delete what was set aside, oldest first, until there is room for `size` bytes more."""
+        if self.disk_budget is None:
+            return
+        for path, _ in self.folder.bad_files:
+            if self.bytes_used + size <= self.disk_budget:
+                return
+            self.folder.drop_bad(path)

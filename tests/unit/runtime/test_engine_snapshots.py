@@ -14,7 +14,6 @@ from ds4c_runtime.counters import Counters
 from ds4c_runtime.engine import Engine
 from ds4c_runtime.errors import (
     InvalidRequestError,
-    MemoryBudgetError,
     NotInArtifactError,
     PositionOutOfRangeError,
     RuntimeFailure,
@@ -235,12 +234,21 @@ def test_an_artifact_without_snapshots_says_so(call: Callable[[Engine], object])
         assert engine.rewind("s", to=0)[1].kind is RewindKind.NONE
 
 
-def test_a_pin_below_needs_a_free_session_for_a_moment() -> None:
-    with fake_engine(max_sessions=1) as engine:
+@pytest.mark.parametrize("max_sessions", [1, 3])
+def test_with_memory_for_one_session_there_is_no_fork_and_no_pin_below(max_sessions: int) -> None:
+    """Not now and never: no retry is asked for."""
+    with fake_engine(max_sessions=max_sessions, max_resident=1) as engine:
         engine.open_session("s")
         engine.run(request(PROMPT))
-        with pytest.raises(MemoryBudgetError):
-            engine.pin_snapshot("s", position=7)
+        calls = [lambda: engine.pin_snapshot("s", position=7)]
+        if max_sessions > 1:
+            calls.append(lambda: engine.fork("s", at=7, new_id="other"))
+        for call in calls:
+            with pytest.raises(InvalidRequestError, match="max_resident") as refused:
+                call()
+            assert not refused.value.retry
+        assert engine.get_session("s").is_resident
+        assert [info.session_id for info in engine.list_sessions()] == ["s"]
         assert engine.pin_snapshot("s", position=100).is_pinned
 
 

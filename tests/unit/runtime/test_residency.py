@@ -285,7 +285,7 @@ def test_a_bad_state_is_set_aside_and_the_session_rebuilt(kept: Kept) -> None:
     assert report.replayed_tokens == 80
     assert result.tokens == fresh_tokens(tokens(80))
     assert kept.kinds == ["integrity"]
-    assert [p.suffixes for p in kept.folder.glob("*.bad")] == [[".trial", ".bad"]]
+    assert [p.suffixes for p in kept.folder.glob("*.bad")] == [[".state", ".bad"]]
 
 
 def test_a_state_whose_first_use_fails_is_not_used_again(kept: Kept) -> None:
@@ -299,7 +299,7 @@ def test_a_state_whose_first_use_fails_is_not_used_again(kept: Kept) -> None:
     device.fail_at = {device.calls}
     with pytest.raises(BackendFailedError):
         next_tokens(again, "s")
-    assert [p.suffixes for p in kept.folder.glob("*.bad")] == [[".trial", ".bad"]]
+    assert [p.suffixes for p in kept.folder.glob("*.bad")] == [[".state", ".bad"]]
     assert again.list_snapshots("s") == []
     plan = again.plan_rewind("s", to=80)
     assert (plan.kind, plan.rebuild_reason) == (RewindKind.REBUILD, RebuildReason.INTEGRITY_FAILED)
@@ -335,8 +335,11 @@ def test_a_refused_request_is_no_proof(kept: Kept) -> None:
     again.plan_rewind("s", to=80)
     with pytest.raises(RuntimeFailure):
         again.rewind("s", to_snapshot="none")
-    assert len(list(kept.folder.glob("*.trial"))) == 1
-    next_tokens(again, "s")
+    assert again._registry.find("s", "").opened.timeline.first_use is not None, "judged without a use"
+    trials: list[int] = []
+    request = ids_only(session_id="s", tokens=())
+    again.run(request, on_event=lambda _: trials.append(len(list(kept.folder.glob("*.trial")))))
+    assert max(trials) == 1
     assert len(list(kept.folder.glob("*.state"))) == 1
 
 

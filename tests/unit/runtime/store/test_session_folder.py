@@ -88,6 +88,8 @@ def test_a_state_is_on_trial_until_it_was_used(tmp_path: Path) -> None:
         opened.store(log)
         assert names(tmp_path, log) == [".log", ".state"]
         assert opened.read(log) == {"x": bytes([7] * 100)}
+        assert names(tmp_path, log) == [".log", ".state"]
+        opened.folder.begin_trial(log)
         assert names(tmp_path, log) == [".log", ".trial"]
         assert opened.read(log) is None
         opened.folder.accept_state(log)
@@ -104,12 +106,14 @@ def test_a_state_on_trial_when_the_process_died_is_not_read_again(tmp_path: Path
         log = opened.make()
         opened.store(log)
         opened.read(log)
+        opened.folder.begin_trial(log)
     with Opened(tmp_path) as opened:
         (log,) = opened.folder.scan()
         assert opened.kinds == ["integrity"]
         assert opened.read(log) is None
-        assert (opened.folder.bytes_used, opened.folder.state_bytes(log)) == (0, 0)
-        assert names(tmp_path, log) == [".log", ".trial.bad"]
+        assert opened.folder.state_bytes(log) == 0
+        assert opened.folder.bytes_used == log.path.with_suffix(".state.bad").stat().st_size
+        assert names(tmp_path, log) == [".log", ".state.bad"]
     with Opened(tmp_path) as opened:
         opened.folder.scan()
         assert opened.said == []
@@ -147,8 +151,9 @@ def test_a_bad_state_is_set_aside_and_never_read_again(
         with pytest.raises(StoredFileError, match="rejected: expected"):
             opened.read(log)
         assert opened.read(log) is None
-        assert ".trial.bad" in names(tmp_path, log)
-        assert opened.folder.bytes_used == 0
+        assert ".state.bad" in names(tmp_path, log)
+        assert opened.folder.state_bytes(log) == 0
+        assert opened.folder.bytes_used == log.path.with_suffix(".state.bad").lstat().st_size
         opened.store(log)
         assert opened.read(log) is not None
     with Opened(tmp_path) as opened:
@@ -193,7 +198,7 @@ def test_what_is_found_out_while_a_state_is_used(tmp_path: Path) -> None:
         opened.store(log)
         with pytest.raises(StoredFileError), opened.folder.reading(log):
             raise StoredFileError("it says what cannot be")
-        assert names(tmp_path, log) == [".log", ".trial.bad"]
+        assert names(tmp_path, log) == [".log", ".state.bad"]
 
 
 def test_a_state_that_cannot_be_read_now_is_tried_again(
@@ -216,7 +221,8 @@ def test_leftovers_are_removed(tmp_path: Path) -> None:
     with Opened(tmp_path) as opened:
         log = opened.make()
     (tmp_path / "x.log.tmp").write_bytes(b"half")
-    (tmp_path / "x.state").write_bytes(b"a state without a log")
+    for suffix in ("state", "trial"):
+        (tmp_path / f"x.{suffix}").write_bytes(b"a state without a log")
     (tmp_path / "notes.txt").write_text("not ours")
     with Opened(tmp_path) as opened:
         assert len(opened.folder.scan()) == 1
@@ -264,8 +270,11 @@ def test_removal_takes_everything(tmp_path: Path) -> None:
     with Opened(tmp_path) as opened:
         log = opened.make()
         opened.store(log)
-        opened.read(log)
+        opened.folder.begin_trial(log)
+        opened.folder.reject_state(log)
         opened.store(log)
+        opened.folder.begin_trial(log)
+        log.path.with_suffix(".log.bad").write_bytes(b"prompts")
         opened.folder.remove(log)
         assert entries(tmp_path) == ["lock"]
         assert opened.folder.bytes_used == 0
