@@ -58,6 +58,10 @@ def test_like_a_list(actions: list[tuple[str, int]], lengths: list[int]) -> None
         assert history.digest() == digest(want)
         at = number % (len(want) + 1)
         assert history.digest_at(at) == digest(want[:at])
+        for prefix, tokens in kept:
+            pairs = zip(tokens, want, strict=False)
+            different = (i for i, (mine, other) in enumerate(pairs) if mine != other)
+            assert history.common(prefix) == next(different, min(len(tokens), len(want)))
         for prefix, tokens in kept:  # whatever happens to the history they came from
             assert (len(prefix), prefix.tokens()) == (len(tokens), tuple(tokens))
             assert history.starts_with(prefix) == (want[: len(tokens)] == tokens)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import hashlib
 import json
 import os
@@ -19,6 +20,7 @@ from hypothesis import strategies as st
 from unit.runtime.store.crashes import Crash, failing, number_of_calls
 
 from ds4c_runtime.errors import StoredFileError, StoreFailedError
+from ds4c_runtime.history import BLOCK_TOKENS, History
 from ds4c_runtime.store import files, history_log
 from ds4c_runtime.store.header import PREFIX_BYTES, render
 from ds4c_runtime.store.history_log import KIND, HistoryLog, LogHeader, read_log
@@ -52,6 +54,34 @@ def test_what_was_synced_comes_back(tmp_path: Path) -> None:
         assert (contents.damage, contents.cut_bytes, contents.good_bytes) == ("", 0, path.stat().st_size)
         log, _ = HistoryLog.open(path)
     assert path.stat().st_mode & 0o777 == 0o600
+
+
+def test_a_turn_of_a_long_session_costs_its_new_tokens(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also after a rewind; what comes back is the whole."""
+    count = 100_000
+    header = dataclasses.replace(HEADER, capacity=count)
+    history = History("", (i % 900 for i in range(count - 20_000)))
+    history.truncate(50_000)
+    log = HistoryLog.create(tmp_path / "s.log", header, history)
+    asked: list[int] = []
+    real = History.slice
+
+    def counted(self: History, start: int, end: int) -> tuple[int, ...]:
+        found = real(self, start, end)
+        asked.append(len(found))
+        return found
+
+    monkeypatch.setattr(History, "slice", counted)
+    for cut, added in ((50_000, 3), (40_001, 5), (40_006, 0), (40_006, 7)):
+        history.truncate(cut)
+        history.extend([1] * added)
+        log.sync(history)
+        assert sum(asked) <= 3 * BLOCK_TOKENS, "the whole history was gone through"
+        asked.clear()
+    assert tokens(tmp_path / "s.log") == list(real(history, 0, count))
+    assert log.position == len(history) == 40_013
 
 
 def test_a_turn_that_changes_nothing_writes_nothing(tmp_path: Path) -> None:
