@@ -129,12 +129,10 @@ def serve(
     --metrics-listen answers GET /metrics with counters of rewinds, snapshots, sessions and calls; whoever may
     call the server may read it, with the same tokens and certificates.
 
-    With --session-dir the history of a session is on disk before a turn is answered. When memory is short,
-    idle sessions give way, the cheapest to rebuild first, those with a pinned snapshot never: their state
-    goes to the folder, beyond its budget only their history stays.
+    With --session-dir histories are on disk before a turn is answered. When memory is short, idle sessions
+    give way, the cheapest to rebuild first: state to the folder, beyond its budget only history stays.
 
-    Example: ds4c serve out/m --grpc-listen 127.0.0.1:50051 --max-sessions 16
-    Example: ds4c serve out/m --metrics-listen 127.0.0.1:9090
+    Example: ds4c serve out/m --grpc-listen 127.0.0.1:50051 --metrics-listen 127.0.0.1:9090
     Example: ds4c serve out/m --session-dir sessions --max-sessions 64 --max-resident 8
     """
     # The transport writes its own lines about failed binds; ours says the same in one.
