@@ -63,7 +63,7 @@ class Served:
 
 @contextlib.contextmanager
 def serving(tmp_path: Path, *options: str) -> Iterator[Served]:
-    address = f"unix:{tmp_path / 's'}"
+    address = f"unix:{tmp_path.resolve() / 's'}"  # a socket path is short
     arguments = ("serve", "x", "--grpc-listen", address, "--session-dir", str(tmp_path / "kept"), *options)
     program = (sys.executable, "-c", PROGRAM)
     with started(*arguments, temporary=tmp_path / "tmp", program=program) as process:

@@ -400,7 +400,7 @@ class Walk:
         session, before = tracked.session, len(tracked.tokens)
         plan, was_valid = session.plan_rewind(to), session.state_valid
         oldest = max(session.floor, session.high_water - session.horizon)
-        is_legal = was_valid and (to == before or to >= oldest)
+        is_legal = not to or (was_valid and (to == before or to >= oldest))
         assert (plan.kind in IN_PLACE) == is_legal, f"{plan} from {before}, oldest {oldest}"
         assert session.can_rewind(to) == (plan.kind is not RewindKind.REBUILD), plan
         if plan.replay_tokens > 1:
