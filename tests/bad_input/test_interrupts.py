@@ -20,6 +20,8 @@ from ds4c_runtime.manifest import FileEntry, Manifest
 from ds4c_serve.client import stubs
 from ds4c_serve.v1 import engine_pb2 as pb
 
+pytestmark = pytest.mark.slow
+
 SIGNALS = [(signal.SIGINT, 130, "an interrupt"), (signal.SIGTERM, 143, "SIGTERM")]
 both = pytest.mark.parametrize(("number", "code", "name"), SIGNALS, ids=["SIGINT", "SIGTERM"])
 

@@ -13,6 +13,8 @@ from ds4c.ir.interp import Machine
 from ds4c.ir.state_ops import find_state
 from ds4c.models.presets import PRESETS, preset
 
+pytestmark = pytest.mark.slow
+
 HORIZON = 6
 SAME = 1e-9
 LOST = 1e-6

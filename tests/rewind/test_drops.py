@@ -23,6 +23,8 @@ from ds4c_runtime.snapshot_pool import SnapshotPool
 from ds4c_runtime.store.session_store import SessionStore, Storage
 from ds4c_runtime.transport import CopyMode
 
+pytestmark = pytest.mark.slow
+
 # ----------------------------------------------------------------- snapshots dropped at every possible moment
 
 PROMPT = tuple(random_tokens(70, seed=1))

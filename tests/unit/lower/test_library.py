@@ -25,6 +25,8 @@ from ds4c.lower import Toolchain, build_library
 from ds4c.lower.program_json import program_from_json, program_to_json
 from ds4c_targets.cpu import TARGET
 
+pytestmark = pytest.mark.slow
+
 GIB = 1 << 30
 FAR = 3 * GIB  # past any 32-bit offset
 ADD = spec("add", [act(n, r, 4, 8) for n, r in (("x", "in"), ("y", "in"), ("z", "out"))] + [
