@@ -22,6 +22,8 @@ from ds4c_runtime.state import DEAD_BYTE, StateStore
 from ds4c_runtime.step import Stepper
 from ds4c_runtime.transport import CopyMode
 
+pytestmark = pytest.mark.slow
+
 MOST = 200
 OPERATIONS = 150
 

@@ -10,6 +10,8 @@ from numpy.typing import NDArray
 from ds4c.ir.dialect import print_module
 from ds4c.passes.pipeline import PASSES
 
+pytestmark = pytest.mark.slow
+
 HORIZON = 20
 
 
