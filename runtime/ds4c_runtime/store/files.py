@@ -32,8 +32,8 @@ def store_errors(what: str, path: Path) -> Generator[None]:
         yield
     except OSError as error:
         raise StoreFailedError(
-            f"{what} failed: expected to write {path}, got {error.strerror or error}; free space, mend the "
-            "folder or name another"
+            f"{what} failed: expected to write {path}, got {error.strerror or error}; free space "
+            "or mend the folder"
         ) from error
 
 
