@@ -229,11 +229,20 @@ def format_bytes(count: int) -> str:
     return f"{value:.0f} {unit}" if unit == "B" else f"{value:.1f} {unit}"
 
 
-@contextmanager
-def terminate_as_exit() -> Generator[None]:
-    """Turn SIGTERM into exit code 143 with the clean-up of `finally` blocks, and put the old handler back.
+class Interrupted(KeyboardInterrupt):
+    """SIGINT arrived.
 
-    Outside the main thread signals cannot be handled, so there it does nothing.
+    A class of its own because CPython remembers a plain `KeyboardInterrupt` that leaves an `exec` of a string
+    (dataclasses and named tuples are made so, also while modules are imported): even if it is caught later, the
+    interpreter then ends itself by SIGINT instead of with our exit code.
+    """
+
+
+@contextmanager
+def signals_as_exceptions() -> Generator[None]:
+    """Turn SIGTERM into exit code 143 and SIGINT into `Interrupted`, so that `finally` blocks clean up.
+
+    The old handlers are put back. Outside the main thread signals cannot be handled, so there it does nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield
@@ -242,8 +251,12 @@ def terminate_as_exit() -> Generator[None]:
     def leave(_signal: int, _frame: FrameType | None) -> NoReturn:
         raise SystemExit(int(ExitCode.TERMINATED))
 
-    previous = signal.signal(signal.SIGTERM, leave)
+    def interrupt(_signal: int, _frame: FrameType | None) -> NoReturn:
+        raise Interrupted
+
+    previous = signal.signal(signal.SIGTERM, leave), signal.signal(signal.SIGINT, interrupt)
     try:
         yield
     finally:
-        signal.signal(signal.SIGTERM, previous)
+        signal.signal(signal.SIGTERM, previous[0])
+        signal.signal(signal.SIGINT, previous[1])

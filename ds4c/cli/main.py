@@ -26,7 +26,7 @@ from typing import Annotated, Any
 import typer
 from typer.core import TyperCommand, TyperGroup
 
-from ds4c.cli.common import ExitCode, describe_failure, package_version, print_failure, terminate_as_exit
+from ds4c.cli.common import ExitCode, describe_failure, package_version, print_failure, signals_as_exceptions
 
 COMMANDS: dict[str, str] = {
     "build": "Compile a checkpoint into an artifact.",
@@ -127,7 +127,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     command = typer.main.get_command(build_app())
     given = list(sys.argv[1:] if arguments is None else arguments)
     try:
-        with terminate_as_exit():
+        with signals_as_exceptions():
             result = command.main(args=given, prog_name="ds4c", standalone_mode=False)
     except _LineError as error:
         return _report_line_error(error)

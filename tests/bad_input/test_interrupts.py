@@ -14,7 +14,7 @@ from pathlib import Path
 import grpc
 import numpy as np
 import pytest
-from bad_input.helpers import Process, check_line, command_line, entries, linked_copy, rewrite, started
+from bad_input.helpers import PATHS, Process, check_line, command_line, entries, linked_copy, rewrite, started
 
 from ds4c_runtime.manifest import FileEntry, Manifest
 from ds4c_serve.client import stubs
@@ -78,6 +78,30 @@ def ended(process: Process, code: int, name: str) -> str:
     assert process.children() == []
     assert entries(process.temporary) == []
     return out
+
+
+INSIDE_EXEC = """
+import sys
+import typer
+import ds4c.cli.main as cli
+
+app = typer.Typer()
+
+@app.command()
+def wait() -> None:
+    exec("import os, signal, time; os.kill(os.getpid(), signal.SIGINT); time.sleep(10)")
+
+cli.build_app = lambda: app
+sys.exit(cli.main([]))
+"""
+
+
+def test_an_interrupt_inside_exec(tmp_path: Path) -> None:
+    """CPython ends a `-m` by the signal, with no exit code, once a plain KeyboardInterrupt left such an exec."""
+    (tmp_path / "interrupted.py").write_text(INSIDE_EXEC)
+    program, paths = [sys.executable, "-m", "interrupted"], f"{PATHS}:{tmp_path}"
+    with started(temporary=tmp_path / "tmp", program=program, PYTHONPATH=paths) as process:
+        assert ended(process, 130, "an interrupt") == ""
 
 
 # --- build

@@ -240,8 +240,8 @@ def test_an_interrupt_is_130(monkeypatch: pytest.MonkeyPatch) -> None:
 def test_sigterm_ends_a_command_with_143() -> None:
     done = run_code(
         "import os, signal, sys\n"
-        "from ds4c.cli.common import terminate_as_exit\n"
-        "with terminate_as_exit():\n"
+        "from ds4c.cli.common import signals_as_exceptions\n"
+        "with signals_as_exceptions():\n"
         "    os.kill(os.getpid(), signal.SIGTERM)\n"
     )
     assert done.returncode == 143
