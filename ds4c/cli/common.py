@@ -232,9 +232,9 @@ def format_bytes(count: int) -> str:
 class Interrupted(KeyboardInterrupt):
     """SIGINT arrived.
 
-    A class of its own because CPython remembers a plain `KeyboardInterrupt` that leaves an `exec` of a string
-    (dataclasses and named tuples are made so, also while modules are imported): even if it is caught later, the
-    interpreter then ends itself by SIGINT instead of with our exit code.
+    A class of its own because CPython remembers a plain `KeyboardInterrupt` that leaves an `exec` of a
+    string (dataclasses and named tuples are made so, also while modules are imported): even if it is caught
+    later, `python -m` then ends itself by SIGINT instead of with our exit code.
     """
 
 
@@ -242,7 +242,8 @@ class Interrupted(KeyboardInterrupt):
 def signals_as_exceptions() -> Generator[None]:
     """Turn SIGTERM into exit code 143 and SIGINT into `Interrupted`, so that `finally` blocks clean up.
 
-    The old handlers are put back. Outside the main thread signals cannot be handled, so there it does nothing.
+    The old handlers are put back. Outside the main thread signals cannot be handled, so there it does
+    nothing.
     """
     if threading.current_thread() is not threading.main_thread():
         yield

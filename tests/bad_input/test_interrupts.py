@@ -97,7 +97,7 @@ sys.exit(cli.main([]))
 
 
 def test_an_interrupt_inside_exec(tmp_path: Path) -> None:
-    """CPython ends a `-m` by the signal, with no exit code, once a plain KeyboardInterrupt left such an exec."""
+    """CPython ends a `-m` by the signal, not with our code, once a plain KeyboardInterrupt left an exec."""
     (tmp_path / "interrupted.py").write_text(INSIDE_EXEC)
     program, paths = [sys.executable, "-m", "interrupted"], f"{PATHS}:{tmp_path}"
     with started(temporary=tmp_path / "tmp", program=program, PYTHONPATH=paths) as process:
