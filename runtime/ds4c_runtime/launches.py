@@ -1,9 +1,9 @@
-"""What a GPU artifact launches: the functions of its kernel text and, for each entry point, the launches in order.
+"""What a GPU artifact launches: functions of its kernel text and, for each entry point, the launches in order.
 
-The schema of `launches.json`, its reader and its checks. A kernel takes addresses only: an address is an arena and a
-byte offset. Positions and counts are read by the kernels from the io arena; what the host chooses is the size of the
-grid, from the number of rows and tokens of a step. A grid may always be larger than needed: idle blocks return, so the
-bits of a result do not depend on it. Knows no target and no device.
+The schema of `launches.json`, its reader and its checks. A kernel takes addresses only: an address is an
+arena and a byte offset. Positions and counts are read by the kernels from the io arena; what the host chooses
+is the size of the grid, from the number of rows and tokens of a step. A grid may always be larger than needed:
+idle blocks return, so the bits of a result do not depend on it. Knows no target and no device.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ class Entry:
 
 @dataclass(frozen=True)
 class LaunchPlan:
-    """Contents of `launches.json`; `kind` is the language of the text (`cuda` for rocm too, which ships none)."""
+    """Contents of `launches.json`; `kind` says how the functions are shipped."""
 
     format: str
     version: int
@@ -143,8 +143,8 @@ class LaunchPlan:
         """Read the text of a plan, strictly.
 
         Raises:
-            ArtifactError: not JSON, unknown / missing / wrong-typed keys, another format or version, a launch of
-                no function, or one with another number of addresses than the function has parameters.
+            ArtifactError: not JSON, unknown / missing / wrong-typed keys, another format or version, a launch
+                of no function, or one with another number of addresses than the function has parameters.
         """
         try:
             raw = cast(object, json.loads(text))
@@ -153,8 +153,8 @@ class LaunchPlan:
         plan = strict.parse(LaunchPlan, raw, "launches")
         if (plan.format, plan.version) != (FORMAT, VERSION):
             raise ArtifactError(
-                f"{LAUNCHES_NAME} rejected: expected format {FORMAT!r} version {VERSION}, got {plan.format!r} "
-                f"version {plan.version}; build the artifact again with this version"
+                f"{LAUNCHES_NAME} rejected: expected format {FORMAT!r} version {VERSION}, got "
+                f"{plan.format!r} version {plan.version}; build the artifact again with this version"
             )
         plan.check()
         return plan

@@ -170,7 +170,9 @@ class CpuTarget:
         llvm = description()["variants"][name]["llvm"]
         for spec in program.kernels.values():
             self.scratch_bytes(spec)
-        toolchain = Toolchain("ds4c_targets.cpu.emit", name, llvm, (os.fspath(_FOLDER),))
+        toolchain = Toolchain(
+            "ds4c_targets.cpu.emit", name, llvm, (os.fspath(_FOLDER), os.fspath(_FOLDER.parent / "common"))
+        )
         build_library(program, toolchain, path, log, cache)
 
 

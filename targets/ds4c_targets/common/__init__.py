@@ -1,0 +1,1 @@
+"""What the kernels of every target share: expressions, statements, and exact mathematics."""
