@@ -1,9 +1,9 @@
-"""What a GPU artifact launches: functions of its kernel text and, for each entry point, the launches in order.
+"""What a GPU artifact launches: the functions of its text and, for each entry point, launches in order.
 
 The schema of `launches.json`, its reader and its checks. A kernel takes addresses only: an address is an
 arena and a byte offset. Positions and counts are read by the kernels from the io arena; what the host chooses
-is the size of the grid, from the number of rows and tokens of a step. A grid may always be larger than needed:
-idle blocks return, so the bits of a result do not depend on it. Knows no target and no device.
+is the size of the grid, from the number of rows and tokens of a step. A grid may always be larger than
+needed: idle blocks return, so the bits of a result do not depend on it. Knows no target and no device.
 """
 
 from __future__ import annotations

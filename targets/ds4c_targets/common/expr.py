@@ -12,6 +12,7 @@ from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import tvm
 import tvm.tirx
 from tvm.tirx import op
@@ -39,8 +40,11 @@ def i32(value: int | Expr) -> Expr:
 
 
 def f32(value: float) -> Expr:
-    """A float32 constant."""
-    return tirx.FloatImm("float32", float(value))
+    """A float32 constant; one that seven digits do not tell, as Metal text shows them, is written as its bits."""
+    exact = np.float32(value)
+    if np.float32(f"{exact:e}") == exact:
+        return tirx.FloatImm("float32", float(exact))
+    return op.reinterpret("float32", tirx.IntImm("uint32", int(exact.view(np.uint32))))
 
 
 def lanes_of(value: Expr) -> int:

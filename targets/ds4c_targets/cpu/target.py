@@ -170,9 +170,8 @@ class CpuTarget:
         llvm = description()["variants"][name]["llvm"]
         for spec in program.kernels.values():
             self.scratch_bytes(spec)
-        toolchain = Toolchain(
-            "ds4c_targets.cpu.emit", name, llvm, (os.fspath(_FOLDER), os.fspath(_FOLDER.parent / "common"))
-        )
+        sources = (os.fspath(_FOLDER), os.fspath(_FOLDER.parent / "common"))
+        toolchain = Toolchain("ds4c_targets.cpu.emit", name, llvm, sources)
         build_library(program, toolchain, path, log, cache)
 
 

@@ -10,13 +10,13 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
+from ds4c_targets.common.source import RowSource, Segment
 from ds4c_targets.cpu.args import Args, Pages
 from ds4c_targets.cpu.dot import Panel, dot_tile
 from ds4c_targets.cpu.heads import ceil_div, load_queries, run_tasks
 from ds4c_targets.cpu.mathlib import exp, zero
 from ds4c_targets.cpu.product import panel_count
 from ds4c_targets.cpu.scratch import AttentionScratch
-from ds4c_targets.cpu.source import RowSource, Segment
 from ds4c_targets.cpu.tir import (
     LANES,
     Buf,

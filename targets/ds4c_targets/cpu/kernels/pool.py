@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Callable
 
+from ds4c_targets.common.source import RowSource, Segment
 from ds4c_targets.cpu.args import Args
 from ds4c_targets.cpu.mathlib import exp
 from ds4c_targets.cpu.rows import channels, split
-from ds4c_targets.cpu.source import RowSource, Segment
 from ds4c_targets.cpu.tir import Buf, Expr, add, fma, i64, imax, splat, vmax
 
 Visit = Callable[[Buf, Expr, Buf, Expr], None]

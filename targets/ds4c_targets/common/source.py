@@ -8,8 +8,9 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from ds4c_targets.cpu.args import Args, BlockView, Ring
-from ds4c_targets.cpu.tir import Buf, Expr, Kernel, i64, imax, imin
+from ds4c_targets.common.builder import Buf, Builder
+from ds4c_targets.common.expr import Expr, i64, imax, imin
+from ds4c_targets.common.views import BlockView, Operands, Ring
 
 
 @dataclass(frozen=True)
@@ -39,7 +40,7 @@ class Segment:
 class RowSource:
     """Rows `[width]` of a segment, in the block (`own`) or before it (`old`)."""
 
-    b: Kernel
+    b: Builder
     segment: Segment
     old: Buf
     old_at: Callable[[Expr], Expr]
@@ -47,7 +48,7 @@ class RowSource:
     width: int
 
     @staticmethod
-    def of(args: Args, old: str, own: str, segment: Segment) -> RowSource:
+    def of(args: Operands, old: str, own: str, segment: Segment) -> RowSource:
         """Operands `old` (ring or tensor) and `own`."""
         operand = args.spec.operand(old)
         width = args.shape(own)[-1]

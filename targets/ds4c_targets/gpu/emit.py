@@ -1,0 +1,28 @@
+"""Kernel emitters by op name; with the builder the only module of the target that needs tvm."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ds4c.errors import TargetError
+from ds4c.ir.kernel import KernelSpec
+from ds4c_targets.gpu.args import Part
+from ds4c_targets.gpu.kernels import norm
+from ds4c_targets.gpu.tuning import Tuning
+
+Emitter = Callable[[KernelSpec, Tuning], list[Part]]
+
+EMITTERS: dict[str, Emitter] = {
+    "rms_norm": norm.rms_norm,
+}
+
+
+def emit_kernel(spec: KernelSpec, tuning: Tuning) -> list[Part]:
+    """The launches of a kernel, in order.
+
+    Raises:
+        TargetError: the target has no kernel for that op or shape.
+    """
+    if spec.op not in EMITTERS:
+        raise TargetError(f"gpu kernel: expected an op of {sorted(EMITTERS)}, got {spec.op}")
+    return EMITTERS[spec.op](spec, tuning)

@@ -1,0 +1,33 @@
+"""Norms: a block does one row."""
+
+from __future__ import annotations
+
+from ds4c.ir.kernel import KernelSpec
+from ds4c_targets.common.builder import Buf
+from ds4c_targets.common.expr import Expr, f32, i64, mul
+from ds4c_targets.common.mathlib import inverse_rms
+from ds4c_targets.gpu.args import Args, Part
+from ds4c_targets.gpu.rows import per_row, thread_channels
+from ds4c_targets.gpu.tuning import Tuning
+
+
+def rms_norm(spec: KernelSpec, tuning: Tuning) -> list[Part]:
+    """Rms norm of each row with a gain."""
+    args = Args(spec, tuning)
+    b, width, x, y, gain = args.b, args.shape("x")[-1], args["x"], args["y"], args["gain"]
+    with per_row(args, "x") as t:
+        at = b.let(i64(t) * width)
+        scale = inverse_rms(b, square_sum(args, x, at, width), width, args.number("eps"))
+        with thread_channels(b, width) as c:
+            y[at + c] = mul(mul(scale, x[at + c]), gain.load(c, 1))
+    return [args.finish()]
+
+
+def square_sum(args: Args, x: Buf, at: Expr, width: int) -> Expr:
+    """Sum of squares of a row by the whole block: each thread its channels ascending, then `block_sum`."""
+    b = args.b
+    total = b.variable(f32(0.0))
+    with thread_channels(b, width) as c:
+        value = b.let(x[at + c])
+        total[0] = b.fma(value, value, total[0])
+    return b.block_sum(total[0])

@@ -1,0 +1,37 @@
+"""Loop patterns shared by the kernels: a block a row, a thread a channel."""
+
+from __future__ import annotations
+
+from collections.abc import Generator
+from contextlib import contextmanager
+
+from ds4c_targets.common.expr import Expr, i32
+from ds4c_targets.gpu.args import Args
+from ds4c_targets.gpu.tir import GpuKernel
+
+
+@contextmanager
+def per_row(args: Args, name: str, count: Expr | None = None) -> Generator[Expr]:
+    """The body once for each row of operand `name`, a block each; `count` rows, or those of operand `count`."""
+    b = args.b
+    args.grid = (args.rows(name), *args.grid[1:])
+    rows = i32(args["count"][0]) if count is None else i32(count)
+    with b.when(b.bx < rows):
+        yield b.bx
+
+
+@contextmanager
+def thread_channels(b: GpuKernel, width: int) -> Generator[Expr]:
+    """The body for each channel, dealt out to the threads of the block; ascending in each thread.
+
+    Not every thread does the same number, so no barrier and no shuffle may stand in it.
+    """
+    full, rest = divmod(width, b.threads)
+    if rest:
+        with b.loop(full + 1) as i:
+            c = b.let(i * b.threads + b.tx)
+            with b.when(c < width):
+                yield c
+        return
+    with b.loop(full) as i:
+        yield b.let(i * b.threads + b.tx)

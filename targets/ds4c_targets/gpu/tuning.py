@@ -1,0 +1,34 @@
+"""What the shape of a GPU kernel may depend on; results never do. The numbers come from `target.yaml`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+WARP = 32
+"""Lanes that exchange values. A wave of 64 works as two independent halves."""
+
+
+@dataclass(frozen=True)
+class Tuning:
+    """Sizes of blocks and tiles.
+
+    Attributes:
+        threads: threads of a block.
+        gemv_rows: output rows of a warp of a matrix product.
+        gemv_tokens: token rows of a warp of a matrix product; `gemv_rows * gemv_tokens` is at most 32.
+        attention_rows: rows of one chunk of attention; chunks are parallel and merged in order.
+        attention_heads: heads of one block of attention, a warp each.
+        shared_bytes: shared memory that a block may use.
+    """
+
+    threads: int = 256
+    gemv_rows: int = 4
+    gemv_tokens: int = 8
+    attention_rows: int = 64
+    attention_heads: int = 8
+    shared_bytes: int = 32768
+
+    @property
+    def warps(self) -> int:
+        """Warps of a block."""
+        return self.threads // WARP
