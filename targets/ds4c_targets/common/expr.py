@@ -40,7 +40,7 @@ def i32(value: int | Expr) -> Expr:
 
 
 def f32(value: float) -> Expr:
-    """A float32 constant; one that seven digits do not tell, as Metal text shows them, is written as its bits."""
+    """A float32 constant, as its bits where seven digits (all that Metal text shows) do not tell it."""
     exact = np.float32(value)
     if np.float32(f"{exact:e}") == exact:
         return tirx.FloatImm("float32", float(exact))

@@ -1,1 +1,1 @@
-"""Kernels of every GPU target, and how they become text and binaries; targets differ in their `target.yaml` only."""
+"""Kernels of all GPU targets and how they become text; targets differ in their `target.yaml` only."""

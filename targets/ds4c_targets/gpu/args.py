@@ -87,7 +87,7 @@ class Args(Operands):
         return memory_dtype(self.spec.operand(name).dtype)
 
     def rows(self, name: str, per: int = 1) -> Dim:
-        """Blocks that do `per` rows each of an operand `[rows, ...]`; no space has more rows than the step."""
+        """Blocks of `per` rows each of an operand `[rows, ...]`; no space has more rows than the step."""
         most = self.shape(name)[0]
         return Dim(-(-most // per), "rows", per=per)
 

@@ -1,4 +1,4 @@
-"""How operands lie in the memory of a GPU: row-major, 16-bit floats as they are. This module needs NumPy only."""
+"""How operands lie in the memory of a GPU: row-major, 16-bit floats as they are. Needs NumPy only."""
 
 from __future__ import annotations
 

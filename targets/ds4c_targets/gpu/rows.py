@@ -12,7 +12,7 @@ from ds4c_targets.gpu.tir import GpuKernel
 
 @contextmanager
 def per_row(args: Args, name: str, count: Expr | None = None) -> Generator[Expr]:
-    """The body once for each row of operand `name`, a block each; `count` rows, or those of operand `count`."""
+    """The body for each row of operand `name`, a block each; `count` rows, or those of operand `count`."""
     b = args.b
     args.grid = (args.rows(name), *args.grid[1:])
     rows = i32(args["count"][0]) if count is None else i32(count)

@@ -32,9 +32,11 @@ def _register() -> None:
     """Teach TVM the names of exact functions; its own would be missing, or less exact, on some target."""
 
     def lowering(name: str) -> Any:
-        if name.startswith("llvm."):
-            return lambda call: op.call_llvm_pure_intrin("float32", name, *call.args)
-        return lambda call: op.call_pure_extern("float32", name, *call.args)
+        def lower(call: Any) -> Any:
+            make = op.call_llvm_pure_intrin if name.startswith("llvm.") else op.call_pure_extern
+            return make("float32", name, *call.args)
+
+        return lower
 
     for intrinsic, names in _NAMES.items():
         for kind, name in zip(("cuda", "metal", "rocm"), names, strict=True):
@@ -58,14 +60,14 @@ def cuda_text(functions: Sequence[Any]) -> str:
 
 
 def metal_text(functions: Sequence[Any]) -> str:
-    """Metal text: a section for each function, which starts with `// Function: NAME` and is compiled alone."""
+    """Metal text: a section for each function that starts with `// Function: NAME` and is compiled alone."""
     text = _build(functions, "metal", {}).inspect_source("")
     sections = re.split(r"(?m)^(?=// Function: )", text)[1:]
     return "".join(section.rstrip() + "\n" for section in sections)
 
 
 def rocm_object(functions: Sequence[Any], gfx: str, wave: int) -> bytes:
-    """Relocatable object for one architecture; needs no device library, since no function of one is called."""
+    """Relocatable object for one architecture; needs no device library, as none of its functions is called."""
     found: list[bytes] = []
 
     def link(data: Any) -> bytes:
