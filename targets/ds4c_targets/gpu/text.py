@@ -67,7 +67,7 @@ def metal_text(functions: Sequence[Any]) -> str:
 
 
 def rocm_object(functions: Sequence[Any], gfx: str, wave: int) -> bytes:
-    """Relocatable object for one architecture; needs no device library, as none of its functions is called."""
+    """Relocatable object for one architecture; it calls no function of a device library."""
     found: list[bytes] = []
 
     def link(data: Any) -> bytes:

@@ -1,13 +1,13 @@
 """The builder of GPU kernels: blocks, threads, shared memory, barriers, shuffles.
 
-A kernel is a device function from the start: every barrier, shared array and parameter stands in the text where
-it was written, and no TVM pass adds or moves one. Rules for authors:
+A kernel is a device function from the start: every barrier, shared array and parameter stands in the text
+where it was written, and no TVM pass adds or moves one. Rules for authors:
 
 * all indices of a block are known from `bx, by, bz, tx`; counts and positions are read from memory;
 * `barrier` and the shuffles are reached by all threads of a block, or by none (shuffles: of a warp);
 * nothing is read from shared memory inside the condition of `when`: name it with `let` first;
-* loop variables are int32, indices of global memory become int64 by themselves: write products that can exceed
-  2**31 with `i64`.
+* loop variables are int32, indices of global memory become int64 by themselves: write products that can
+  exceed 2**31 with `i64`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from ds4c_targets.common.expr import Expr, f32, lanes_of, select, tirx
 from ds4c_targets.gpu.tuning import WARP
 
 _EVERY_LANE = 0xFFFFFFFF
+_SIZES = {"float32": 4, "int32": 4, "uint32": 4, "float16": 2, "uint16": 2, "uint8": 1}
 _ALL = 1 << 40  # a buffer's size is not the kernel's business
 
 
@@ -101,7 +102,7 @@ class GpuKernel(builder.Builder):
         """Memory of the block, for the whole kernel."""
         buffer = tirx.decl_buffer((elements,), dtype, name=self._name("shared"), scope="shared")
         self._shared.append(stmt.AllocBuffer(buffer))
-        self.shared_bytes += elements * PrimType(dtype).dtype.itemsize
+        self.shared_bytes += elements * _SIZES[dtype]
         return SharedBuf(self, buffer, dtype)
 
     def barrier(self) -> None:
@@ -140,18 +141,15 @@ class GpuKernel(builder.Builder):
         Each has the bits of `warp_sum`, at the cost of little more than one.
         """
         count, step = len(values), WARP // 2
-        assert count & (count - 1) == 0 and count <= WARP
+        assert count in (1, 2, 4, 8, 16, 32)
         found = list(values)
         while step:
             if len(found) > 1:
                 half = len(found) // 2
                 upper = self.let(op.bitwise_and(self.lane, tirx.IntImm("int32", step)) != 0)
-                kept = [
-                    self.let(select(upper, b, a)) for a, b in zip(found[:half], found[half:], strict=True)
-                ]
-                sent = [
-                    self.let(select(upper, a, b)) for a, b in zip(found[:half], found[half:], strict=True)
-                ]
+                pairs = list(zip(found[:half], found[half:], strict=True))
+                kept = [self.let(select(upper, b, a)) for a, b in pairs]
+                sent = [self.let(select(upper, a, b)) for a, b in pairs]
                 found = [self.let(k + self.exchange(s, step)) for k, s in zip(kept, sent, strict=True)]
             else:
                 found = [self.let(found[0] + self.exchange(found[0], step))]
@@ -159,7 +157,7 @@ class GpuKernel(builder.Builder):
         return found[0]
 
     def block_reduce(self, value: Expr, combine: Callable[[Expr, Expr], Expr]) -> Expr:
-        """Combine the values of all threads: warps as a butterfly, then warps ascending. All threads call it."""
+        """Combine the values of all threads: butterflies of warps, then warps ascending. All threads call it."""
         part = self.warp_reduce(value, combine)
         warps = self.threads // WARP
         if warps == 1:
@@ -191,7 +189,7 @@ class GpuKernel(builder.Builder):
         axes = [("threadIdx.x", self.tx, self.threads)]
         axes += [(f"blockIdx.{axis}", var, 1 << 30) for axis, var in zip("xyz", self._blocks, strict=True)]
         for name, var, extent in axes:
-            thread = tirx.IterVar(tvm.ir.Range(0, extent), var, 1, name)
+            thread = tirx.IterVar(_range(extent), var, 1, name)
             body = stmt.AttrStmt(thread, "thread_extent", tirx.IntImm("int32", extent), body)
         attrs = {
             "global_symbol": symbol,
@@ -202,6 +200,11 @@ class GpuKernel(builder.Builder):
         }
         found = tvm.ir.make_node("ir.DictAttrs", **attrs)
         return tirx.PrimFunc(self._params, sequence([*self._declared, body]), attrs=found)
+
+
+def _range(extent: int) -> Any:
+    ir: Any = tvm.ir
+    return ir.Range(0, extent)
 
 
 def _float(value: Expr | float) -> Expr:

@@ -1,0 +1,33 @@
+"""Which ops and shapes have a kernel, and how much scratch each needs; no tvm here."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+from ds4c.errors import TargetError
+from ds4c.ir.kernel import KernelSpec
+from ds4c_targets.gpu.tuning import Tuning
+
+Need = Callable[[KernelSpec, Tuning], int]
+
+OPS = frozenset(["rms_norm"])
+"""Ops with a kernel."""
+
+_NEEDS: dict[str, Need] = {}
+
+
+def round64(size: int) -> int:
+    """The next multiple of 64."""
+    return (size + 63) // 64 * 64
+
+
+def scratch_bytes(spec: KernelSpec, tuning: Tuning) -> int:
+    """Scratch of a kernel in bytes, a multiple of 64; all of it may be shared by the launches of the kernel.
+
+    Raises:
+        TargetError: there is no kernel for the op or for one of its dimensions.
+    """
+    if spec.op not in OPS:
+        raise TargetError(f"gpu kernel: expected one of {', '.join(sorted(OPS))}, got {spec.op}")
+    need = _NEEDS.get(spec.op)
+    return round64(need(spec, tuning)) if need else 0
