@@ -16,10 +16,13 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
-from ds4c_runtime.device.base import Arena
-from ds4c_runtime.device.copy_thread import CopyThread, ThreadCopy
-from ds4c_runtime.device.memory import aligned_zeros, pinned_zeros
+from ds4c_runtime.device.base import HostBytes
+from ds4c_runtime.device.copy_thread import CopyThread
+from ds4c_runtime.device.host_memory import HostMemory
+from ds4c_runtime.device.memory import aligned_zeros
 from ds4c_runtime.engine import Engine
+from ds4c_runtime.launches import Extent
+from ds4c_runtime.local import LocalModel
 from ds4c_runtime.manifest import (
     VERSION,
     AppendState,
@@ -39,6 +42,7 @@ from ds4c_runtime.manifest import (
 )
 from ds4c_runtime.manifest_checks import ROWS_OFFSET, block_layout, marks_layout
 from ds4c_runtime.session import Session
+from ds4c_runtime.snapshot import DEAD_BYTE
 from ds4c_runtime.state import StateStore
 from ds4c_runtime.step import Stepper
 from ds4c_runtime.store.session_store import Storage
@@ -147,7 +151,7 @@ class InjectedError(RuntimeError):
 
 
 @dataclass
-class FakeDevice:
+class FakeDevice(HostMemory):
     """Implements the `Device` protocol.
 
     Attributes:
@@ -167,7 +171,7 @@ class FakeDevice:
     calls: int = 0
     rows: list[int] = field(default_factory=list)
     name: str = "cpu"
-    weights: Arena = field(default_factory=lambda: aligned_zeros(0))
+    weights: HostBytes = field(default_factory=lambda: aligned_zeros(0))
     fails_copies: bool = False
     copies: CopyThread = field(default_factory=CopyThread)
     allocated: int = 0
@@ -175,25 +179,16 @@ class FakeDevice:
     def load(self, folder: Path, manifest: Manifest, threads: int) -> None:
         """Nothing to load."""
 
-    def allocate(self, size: int) -> Arena:
+    def allocate(self, size: int) -> HostBytes:
         self.allocated += size
         return aligned_zeros(size)
 
-    def host_buffer(self, size: int, *, pinned: bool) -> tuple[Arena, bool]:
-        return pinned_zeros(size) if pinned else (aligned_zeros(size), False)
-
-    def copy_to_host(self, arena: Arena, offset: int, target: Arena) -> ThreadCopy:
-        return self.copies.submit(arena[offset : offset + len(target)], target)
-
-    def copy_from_host(self, source: Arena, arena: Arena, offset: int) -> ThreadCopy:
-        return self.copies.submit(source, arena[offset : offset + len(source)])
-
-    def copy(self, arena: Arena, source: int, target: int, size: int) -> None:
+    def copy(self, arena: HostBytes, source: int, target: int, size: int) -> None:
         if self.fails_copies:
             raise InjectedError("copy of a page failed on request")
-        arena[target : target + size] = arena[source : source + size]
+        super().copy(arena, source, target, size)
 
-    def call(self, entry: str, arenas: Sequence[Arena]) -> None:
+    def call(self, entry: str, arenas: Sequence[HostBytes], extent: Extent) -> None:
         for arena in arenas:
             assert (arena.dtype, arena.ndim) == (np.uint8, 1)
             assert not len(arena) or arena.ctypes.data % 64 == 0
@@ -207,6 +202,7 @@ class FakeDevice:
         else:
             io, _, _, states, pages, snapshots = arenas
             step = _Step(self, io, states, pages, snapshots, fails=number in self.fail_at)
+            assert extent == step.extent
             self.rows.append(step.run())
         if number in self.fail_at:
             raise InjectedError(f"call {number} failed on request")
@@ -214,7 +210,13 @@ class FakeDevice:
 
 class _Step:
     def __init__(
-        self, device: FakeDevice, io: Arena, states: Arena, pages: Arena, snapshots: Arena, fails: bool
+        self,
+        device: FakeDevice,
+        io: HostBytes,
+        states: HostBytes,
+        pages: HostBytes,
+        snapshots: HostBytes,
+        fails: bool,
     ) -> None:
         self.manifest = device.manifest
         self.favour = device.favour
@@ -236,6 +238,7 @@ class _Step:
         self.tables = _field(io, self.manifest.io.page_tables)
         self.logit_rows = _field(io, self.manifest.io.logit_rows)
         self.logits = _field(io, self.manifest.io.logits)
+        self.extent = Extent(self.num_rows, int(self.positions.max()) + 1)
 
     def run(self) -> int:
         hashes = np.zeros(self.num_rows, np.uint64)
@@ -314,7 +317,7 @@ class _Step:
         return logits
 
 
-def _fork(manifest: Manifest, io: Arena, states: Arena, *, fails: bool) -> None:
+def _fork(manifest: Manifest, io: HostBytes, states: HostBytes, *, fails: bool) -> None:
     source, target, first, at = (int(v) for v in _field(io, manifest.io.fork_args)[:4])
     for ring in manifest.rings:
         positions = np.arange(max(0, ring.live.first(first), at - ring.capacity), at) % ring.capacity
@@ -322,7 +325,7 @@ def _fork(manifest: Manifest, io: Arena, states: Arena, *, fails: bool) -> None:
         _ring(manifest, states, target, ring)[positions] = -1 if fails else rows
 
 
-def _marks(manifest: Manifest, io: Arena) -> list[tuple[int, int, list[int]]]:
+def _marks(manifest: Manifest, io: HostBytes) -> list[tuple[int, int, list[int]]]:
     """Owner, position and byte offset of each ring's rows of every mark."""
     numbers, rings = _field(io, manifest.io.marks), len(manifest.rings)
     layout = marks_layout(manifest.limits.max_marks, rings)
@@ -336,12 +339,12 @@ def _marks(manifest: Manifest, io: Arena) -> list[tuple[int, int, list[int]]]:
     ]
 
 
-def _saved(snapshots: Arena, place: int, rows: int) -> NDArray[np.float32]:
+def _saved(snapshots: HostBytes, place: int, rows: int) -> NDArray[np.float32]:
     return snapshots[place : place + rows * WIDTH * 4].view(np.float32).reshape(rows, WIDTH)
 
 
 def _copy_live(
-    manifest: Manifest, entry: str, io: Arena, states: Arena, snapshots: Arena, *, fails: bool
+    manifest: Manifest, entry: str, io: HostBytes, states: HostBytes, snapshots: HostBytes, *, fails: bool
 ) -> None:
     for slot, at, places in _marks(manifest, io):
         for ring, place in zip(manifest.rings, places, strict=True):
@@ -354,14 +357,14 @@ def _copy_live(
                 rows[live % ring.capacity] = -1 if fails else saved
 
 
-def _ring(manifest: Manifest, states: Arena, slot: int, ring: RingState) -> NDArray[np.float32]:
+def _ring(manifest: Manifest, states: HostBytes, slot: int, ring: RingState) -> NDArray[np.float32]:
     start = slot * manifest.arenas.state_slot + ring.offset
     return (
         states[start : start + ring.capacity * ring.row_bytes].view(np.float32).reshape(ring.capacity, WIDTH)
     )
 
 
-def _field(io: Arena, at: IoField) -> NDArray[np.int32]:
+def _field(io: HostBytes, at: IoField) -> NDArray[np.int32]:
     return io[at.offset : at.offset + at.bytes].view(at.dtype).reshape(at.shape)
 
 
@@ -419,6 +422,13 @@ def fake_machine(
         manifest, device, max_sessions, pages, snapshot_bytes=snapshot_bytes, copy_mode=copy_mode
     )
     return FakeMachine(manifest, device, store, Stepper(manifest, device, store))
+
+
+def flood(model: FakeMachine | LocalModel, byte: int = DEAD_BYTE) -> None:
+    """Set every byte of the arenas of a store."""
+    store = model.store
+    for arena in (store.states, store.pages, store.snapshots.arena):
+        model.device.fill(arena, 0, len(arena), byte)
 
 
 def fake_engine(

@@ -17,7 +17,6 @@ from ds4c.models.config import ModelConfig
 from ds4c.models.gated_delta_config import GatedDeltaConfig
 from ds4c_runtime.local import LocalModel
 from ds4c_runtime.session import Session
-from ds4c_runtime.state import DEAD_BYTE
 
 
 def live_rows(config: Config, position: int) -> Iterator[tuple[str, range | int]]:
@@ -111,6 +110,4 @@ def poison(model: LocalModel, session: Session) -> None:
 
 def poison_free_snapshots(model: LocalModel) -> None:
     """NaN in every byte of the arena of snapshots that nobody holds and no copy still reads."""
-    pool = model.store.snapshots
-    for start, end in pool._extents._free:
-        pool.arena[start:end] = DEAD_BYTE
+    model.store.snapshots.poison_free()

@@ -25,6 +25,8 @@ from ds4c.passes.program import program_of
 from ds4c.passes.target import get_target
 from ds4c_runtime.device.base import Arena
 from ds4c_runtime.device.cpu import CpuDevice
+from ds4c_runtime.device.host_memory import host_bytes
+from ds4c_runtime.launches import Extent
 from ds4c_runtime.local import LocalModel
 from ds4c_runtime.manifest import Manifest
 from ds4c_runtime.manifest_checks import check_horizon, verify_files
@@ -120,10 +122,10 @@ class TimedDevice(CpuDevice):
         self.times = [[] for _ in self.calls]
         self.empty = []
 
-    def call(self, entry: str, arenas: Sequence[Arena]) -> None:
+    def call(self, entry: str, arenas: Sequence[Arena], extent: Extent) -> None:
         """Run an entry point; a step call by call while `is_timing`."""
         if entry != STEP or not self.is_timing:
-            super().call(entry, arenas)
+            super().call(entry, arenas, extent)
             return
         tensors = [self._tensor(arena) for arena in arenas]
         clock = time.perf_counter_ns
@@ -153,7 +155,7 @@ class TimedDevice(CpuDevice):
     def _ints(call: Call, operand: int, arenas: Sequence[Arena], names: Sequence[str], count: int) -> Any:
         arg = call.args[operand]
         arena = arenas[names.index(arg.arena)]
-        return arena[arg.offset : arg.offset + 4 * count].view(np.int32)
+        return host_bytes(arena)[arg.offset : arg.offset + 4 * count].view(np.int32)
 
 
 def profile(folder: Path, rows: int, position: int, repeats: int, threads: int = 1) -> Profile:

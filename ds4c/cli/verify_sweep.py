@@ -14,12 +14,12 @@ from pathlib import Path
 import numpy as np
 
 from ds4c.cli.verify_runner import Expected, Runner, Sweep, digest_of, fail, state_digests, with_copies
+from ds4c_runtime.device.base import HostBytes
 from ds4c_runtime.local import LocalModel, open_local
 from ds4c_runtime.manifest import Limits, Manifest
 from ds4c_runtime.reports import RewindKind
 from ds4c_runtime.session import Session
-from ds4c_runtime.snapshot import SnapshotLayout
-from ds4c_runtime.state import DEAD_BYTE, Rows
+from ds4c_runtime.snapshot import DEAD_BYTE, SnapshotLayout
 from ds4c_runtime.transport import CopyMode
 
 SESSIONS = 4
@@ -95,23 +95,29 @@ def run_straight(runner: Runner) -> None:
     session.close()
 
 
-def _mark_rows(model: LocalModel, session: Session, at: int) -> tuple[Rows, Rows]:
-    """Make the ring rows that the token at `at` will replace NaN, and copy both arenas."""
-    for _, rows in _rows_of_token(model, session, at):
-        rows[:] = DEAD_BYTE
-    return model.store.states.copy(), model.store.pages.copy()
+def _mark_rows(model: LocalModel, session: Session, at: int) -> tuple[HostBytes, HostBytes]:
+    """Make the ring rows that the token at `at` will replace NaN, and read both arenas."""
+    for _, start, size in _rows_of_token(model, session, at):
+        model.device.fill(model.store.states, start, size, DEAD_BYTE)
+    return _read_arenas(model)
 
 
-def _rows_of_token(model: LocalModel, session: Session, at: int) -> Iterator[tuple[str, Rows]]:
-    """Name and bytes of each ring row that belongs to a position."""
+def _read_arenas(model: LocalModel) -> tuple[HostBytes, HostBytes]:
+    """All slots and all pages."""
+    states, pages = model.store.states, model.store.pages
+    return model.device.read(states, 0, len(states)), model.device.read(pages, 0, len(pages))
+
+
+def _rows_of_token(model: LocalModel, session: Session, at: int) -> Iterator[tuple[str, int, int]]:
+    """Name of each ring, and start and size in the arena of states of its row that belongs to a position."""
     manifest, slot = model.manifest, session.timeline.lease.slot
     for ring in manifest.rings:
         start = slot * manifest.arenas.state_slot + ring.offset + at % ring.capacity * ring.row_bytes
-        yield ring.name, model.store.states[start : start + ring.row_bytes]
+        yield ring.name, start, ring.row_bytes
 
 
-def _append_rows_of_token(model: LocalModel, session: Session, at: int) -> Iterator[tuple[str, Rows]]:
-    """Name and bytes of each append row that the token at `at` completes."""
+def _append_rows_of_token(model: LocalModel, session: Session, at: int) -> Iterator[tuple[str, int, int]]:
+    """Name, start and size in the arena of pages of each append row that the token at `at` completes."""
     manifest, pages = model.manifest, session.timeline.lease.pages
     for state in manifest.appends:
         if (at + 1) % state.every:
@@ -119,26 +125,21 @@ def _append_rows_of_token(model: LocalModel, session: Session, at: int) -> Itera
         row = at // state.every
         page = pages[row // state.rows_per_page]
         start = page * manifest.arenas.page + state.offset + row % state.rows_per_page * state.row_bytes
-        yield state.name, model.store.pages[start : start + state.row_bytes]
+        yield state.name, start, state.row_bytes
 
 
-def _check_writes(model: LocalModel, session: Session, at: int, before: tuple[Rows, Rows]) -> None:
+def _check_writes(model: LocalModel, session: Session, at: int, before: tuple[HostBytes, HostBytes]) -> None:
     what = f"step at position {at}"
-    written = [*_rows_of_token(model, session, at), *_append_rows_of_token(model, session, at)]
-    for name, rows in written:
-        if np.all(rows == DEAD_BYTE):
-            fail(what, f"a row of @{name} where the plan has it", "none")
-    copies = [rows.copy() for _, rows in written]
-    for _, rows in written:  # what is left are rows that the plan gives to nobody
-        rows[:] = DEAD_BYTE
-    for (name, _), arena, old in zip(
-        (("states", 0), ("pages", 0)), (model.store.states, model.store.pages), before, strict=True
-    ):
+    owned = (_rows_of_token(model, session, at), _append_rows_of_token(model, session, at))
+    for name, rows, arena, old in zip(("states", "pages"), owned, _read_arenas(model), before, strict=True):
+        for state, start, size in rows:
+            own = arena[start : start + size]
+            if np.all(own == DEAD_BYTE):
+                fail(what, f"a row of @{state} where the plan has it", "none")
+            own[:] = DEAD_BYTE  # what is left are rows that the plan gives to nobody
         changed = np.flatnonzero((arena != old) & (arena != DEAD_BYTE))
         if len(changed):
             fail(what, f"no write but to its own rows, none in {name}", f"one at byte {changed[0]}")
-    for (_, rows), copy in zip(written, copies, strict=True):
-        rows[:] = copy
 
 
 def rewind_in_place(runner: Runner) -> None:

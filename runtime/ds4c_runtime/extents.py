@@ -15,6 +15,11 @@ class Extents:
         self._free: list[tuple[int, int]] = [(0, size)] if size else []
 
     @property
+    def free(self) -> tuple[tuple[int, int], ...]:
+        """Start and end of each free range, ascending."""
+        return tuple(self._free)
+
+    @property
     def free_bytes(self) -> int:
         """Bytes of all free ranges."""
         return sum(end - start for start, end in self._free)

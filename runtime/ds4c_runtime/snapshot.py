@@ -20,6 +20,8 @@ from ds4c_runtime.transport import OnDevice, Place
 ALIGNMENT = 64
 UNIT_BYTES = 64
 """Places of rows are given to kernels in this unit."""
+DEAD_BYTE = 0xFF
+"""Fills poisoned rows: every float type reads it as NaN."""
 
 
 class SnapshotOrigin(Enum):

@@ -16,11 +16,11 @@ import numpy as np
 from numpy.typing import NDArray
 
 from ds4c_runtime.counters import Counters
-from ds4c_runtime.device.base import Arena, Device
+from ds4c_runtime.device.base import Arena, Device, HostBytes
 from ds4c_runtime.extents import Extents
 from ds4c_runtime.history import History
 from ds4c_runtime.manifest import Manifest
-from ds4c_runtime.snapshot import UNIT_BYTES, Parts, Snapshot, SnapshotLayout, SnapshotOrigin
+from ds4c_runtime.snapshot import DEAD_BYTE, UNIT_BYTES, Parts, Snapshot, SnapshotLayout, SnapshotOrigin
 from ds4c_runtime.snapshot_ring import DENSE_TOKENS, SHARE, TURN_ENDS, Entry, SnapshotRing
 from ds4c_runtime.transport import CopyMode, OnDevice, OnHost, Place, Transport
 
@@ -90,6 +90,7 @@ class SnapshotPool:
         size -= size % 64
         assert size <= MOST_BYTES, "places of rows would not fit into int32"
         self._host_budget = budget - size
+        self._device = device
         self.arena: Arena = device.allocate(size)
         self.transport = Transport(device, self.arena, mode)
         self._counters = counters or Counters()
@@ -196,7 +197,7 @@ class SnapshotPool:
         """Make a snapshot of filled room; `pages` are references that the caller has taken for it."""
         position, parts, staged = reserved.position, reserved.parts, reserved.range
         start = staged.offset + parts.logits
-        self.arena[start : start + logits.nbytes] = logits.view(np.uint8)
+        self._device.write(self.arena, start, logits.view(np.uint8))
         place = self._placed(staged)
         snapshot = Snapshot(
             f"s{self._prefix}{next(self._numbers)}",
@@ -227,21 +228,21 @@ class SnapshotPool:
                 return True
         return False
 
-    def content(self, snapshot: Snapshot) -> Arena:
-        """Bytes of a snapshot where they are kept; not a copy."""
+    def read(self, snapshot: Snapshot, start: int, size: int) -> HostBytes:
+        """Bytes `[start, start + size)` of a snapshot; may be a view of where they are kept."""
         place = snapshot.place
         if isinstance(place, OnDevice):
-            return self.arena[place.offset : place.offset + place.size]
+            return self._device.read(self.arena, place.offset + start, size)
         place.copy.wait()
-        return place.buffer
+        return place.buffer[start : start + size]
 
     def put_back(
-        self, ring: SnapshotRing, reserved: Reserved, content: Arena, make: Callable[[Place], Snapshot]
+        self, ring: SnapshotRing, reserved: Reserved, content: HostBytes, make: Callable[[Place], Snapshot]
     ) -> Entry:
         """Retain a snapshot whose bytes were kept elsewhere; `make` makes it of its place, held once."""
         self.make_ids_lasting()
         staged = reserved.range
-        self.arena[staged.offset : staged.offset + staged.size] = content
+        self._device.write(self.arena, staged.offset, content)
         entry = Entry(make(self._placed(staged)))
         ring.add(entry)
         return entry
@@ -319,7 +320,7 @@ class SnapshotPool:
     def logits(self, staged: OnDevice, position: int, vocab_size: int) -> NDArray[np.float32]:
         """Logits `[V]` of staged rows, a copy."""
         start = staged.offset + self.layout.parts(position).logits
-        return self.arena[start : start + 4 * vocab_size].view(np.float32).copy()
+        return self._device.read(self.arena, start, 4 * vocab_size).view(np.float32)
 
     def poll(self, *, wait: bool = False) -> bool:
         """Take back room of copies that are done; whether there was any. A copy that failed is done too."""
@@ -353,6 +354,11 @@ class SnapshotPool:
                 ring.was_evicted = True
                 self.drop(ring, entry)
         self._counters.snapshot_evictions.add()
+
+    def poison_free(self) -> None:
+        """Fill the room of the arena with NaN that nobody holds and no copy still reads (for tests)."""
+        for start, end in self._extents.free:
+            self._device.fill(self.arena, start, end - start, DEAD_BYTE)
 
     def counts(self) -> tuple[int, int]:
         """How many snapshots may be given up, and how many are pinned, each once. For any thread."""

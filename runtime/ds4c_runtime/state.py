@@ -16,13 +16,11 @@ from ds4c_runtime.counters import Counters
 from ds4c_runtime.device.base import Arena, Device
 from ds4c_runtime.errors import BackendFailedError, MemoryBudgetError, SessionLimitError
 from ds4c_runtime.manifest import AppendState, Manifest, RingState, numpy_dtype
-from ds4c_runtime.snapshot import Snapshot
+from ds4c_runtime.snapshot import DEAD_BYTE, Snapshot
 from ds4c_runtime.snapshot_pool import SnapshotPool, default_session_bytes
 from ds4c_runtime.transport import CopyMode
 
 Rows = NDArray[np.generic]
-DEAD_BYTE = 0xFF
-"""Fills poisoned rows: every float type reads it as NaN."""
 
 
 class Lease:
@@ -176,13 +174,12 @@ class StateStore:
         for state in self.manifest.appends:
             live = min(tokens // state.every, state.rows_per_page) * state.row_bytes
             source = start + state.offset
-            content[state.offset : state.offset + live] = self.pages[source : source + live]
+            content[state.offset : state.offset + live] = self._device.read(self.pages, source, live)
         return content
 
     def fill_page(self, page: int, content: NDArray[np.uint8]) -> None:
         """Put the bytes of a page back."""
-        size = self.manifest.arenas.page
-        self.pages[page * size : (page + 1) * size] = content
+        self._device.write(self.pages, page * self.manifest.arenas.page, content)
 
     def attach(self, lease: Lease, pages: Sequence[int]) -> None:
         """Replace all pages of a session by those that a snapshot holds."""
@@ -265,11 +262,16 @@ class StateStore:
 
     def ring_rows(self, slot: int, state: RingState, positions: Sequence[int]) -> Rows:
         """Rows of a ring at positions, `[n, width]`, a copy."""
-        return self._ring(slot, state)[np.array(positions, np.int64) % state.capacity].copy()
+        content = self._device.read(
+            self.states, self._ring_start(slot, state), state.capacity * state.row_bytes
+        )
+        return _rows(content, state)[np.array(positions, np.int64) % state.capacity]
 
     def append_rows(self, lease: Lease, state: AppendState, count: int) -> Rows:
         """The first `count` rows of an append state of a session, `[count, width]`, a copy."""
-        blocks = [self._page_rows(page, state) for page in lease.pages[: -(-count // state.rows_per_page)]]
+        pages, size = lease.pages[: -(-count // state.rows_per_page)], state.rows_per_page * state.row_bytes
+        starts = [page * self.manifest.arenas.page + state.offset for page in pages]
+        blocks = [_rows(self._device.read(self.pages, start, size), state) for start in starts]
         rows = np.concatenate(blocks) if blocks else np.zeros((0, state.width), numpy_dtype(state.dtype))
         return rows[:count].copy()
 
@@ -284,12 +286,18 @@ class StateStore:
             live = np.arange(max(0, ring.live.first(oldest)), position)
             dead = np.ones(ring.capacity, bool)
             dead[live % ring.capacity] = False
-            self._ring(lease.slot, ring).view(np.uint8)[dead] = DEAD_BYTE
+            start = self._ring_start(lease.slot, ring)
+            content = self._device.read(self.states, start, ring.capacity * ring.row_bytes)
+            content.reshape(ring.capacity, ring.row_bytes)[dead] = DEAD_BYTE
+            self._device.write(self.states, start, content)
         for state in self.manifest.appends:
             for index, page in enumerate(lease.pages):
                 if self._counts[page] == 1:
                     live_rows = position // state.every - index * state.rows_per_page
-                    self._page_rows(page, state).view(np.uint8)[max(0, live_rows) :] = DEAD_BYTE
+                    first = min(max(0, live_rows), state.rows_per_page)
+                    start = page * self.manifest.arenas.page + state.offset + first * state.row_bytes
+                    size = (state.rows_per_page - first) * state.row_bytes
+                    self._device.fill(self.pages, start, size, DEAD_BYTE)
 
     def poison_free(self) -> None:
         """Fill all free slots and pages with NaN (for tests)."""
@@ -298,7 +306,7 @@ class StateStore:
             (self.manifest.arenas.page, self.pages, self._free_pages),
         ):
             for index in free:
-                arena[index * size : (index + 1) * size] = DEAD_BYTE
+                self._device.fill(arena, index * size, size, DEAD_BYTE)
 
     def check_integrity(self) -> None:
         """Assert that slots and pages are each either free or held, and counted right."""
@@ -427,14 +435,9 @@ class StateStore:
         self._counts[page] = 1
         return page
 
-    def _ring(self, slot: int, state: RingState) -> Rows:
-        start = slot * self.manifest.arenas.state_slot + state.offset
-        return _view(self.states, start, state.capacity, state)
-
-    def _page_rows(self, page: int, state: AppendState) -> Rows:
-        return _view(self.pages, page * self.manifest.arenas.page + state.offset, state.rows_per_page, state)
+    def _ring_start(self, slot: int, state: RingState) -> int:
+        return slot * self.manifest.arenas.state_slot + state.offset
 
 
-def _view(arena: Arena, start: int, rows: int, state: RingState | AppendState) -> Rows:
-    raw = arena[start : start + rows * state.row_bytes]
-    return raw.view(numpy_dtype(state.dtype)).reshape(rows, state.width)
+def _rows(content: NDArray[np.uint8], state: RingState | AppendState) -> Rows:
+    return content.view(numpy_dtype(state.dtype)).reshape(-1, state.width)

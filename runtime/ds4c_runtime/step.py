@@ -13,8 +13,9 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
-from ds4c_runtime.device.base import Arena, Device
+from ds4c_runtime.device.base import SINGLE, Arena, Device, HostBytes
 from ds4c_runtime.errors import BackendFailedError, InvalidRequestError
+from ds4c_runtime.launches import Extent
 from ds4c_runtime.manifest import IoField, Limits, Manifest
 from ds4c_runtime.manifest_checks import ROWS_OFFSET, block_layout, marks_layout
 from ds4c_runtime.snapshot import UNIT_BYTES
@@ -86,7 +87,7 @@ class Rates:
 class StepIo:
     """Typed views of the io arena."""
 
-    def __init__(self, manifest: Manifest, arena: Arena) -> None:
+    def __init__(self, manifest: Manifest, arena: HostBytes) -> None:
         io, limits = manifest.io, manifest.limits
         self.arena = arena
         self.tokens = _ints(arena, io.tokens)
@@ -147,7 +148,7 @@ class Stepper:
         self.rates = Rates()
         self._device = device
         self._store = store
-        self._io = StepIo(manifest, device.allocate(manifest.arenas.io))
+        self._io = StepIo(manifest, device.allocate_io(manifest))
         self._workspace = device.allocate(manifest.arenas.workspace)
 
     @property
@@ -195,6 +196,7 @@ class Stepper:
                 self._store.pages,
                 self._store.snapshots.arena,
             ],
+            Extent(rows, max(s.position + len(s.tokens) for s in segments)),
         )
         self.rates.record(rows, time.perf_counter() - started)
         logits = self._io.logits[: sum(counts)].copy()
@@ -208,7 +210,7 @@ class Stepper:
             BackendFailedError: the device failed; the target slot is unknown, the source is as before.
         """
         self._io.fork_args[:4] = (source_slot, target_slot, first, at)
-        self._call("fork", [self._io.arena, self._store.states])
+        self._call("fork", [self._io.arena, self._store.states], SINGLE)
 
     def snapshot(self, slot: int, mark: Reserved) -> None:
         """Copy the live rows of a slot at a position to the arena of snapshots.
@@ -217,7 +219,7 @@ class Stepper:
             BackendFailedError: the device failed; the slot is as before.
         """
         self._io.fill_marks([(slot, mark)])
-        self._call("snapshot", [self._io.arena, self._store.states, self._store.snapshots.arena])
+        self._call("snapshot", [self._io.arena, self._store.states, self._store.snapshots.arena], SINGLE)
 
     def restore(self, slot: int, mark: Reserved) -> None:
         """Put rows from the arena of snapshots back to a slot; its other rows are undefined from then on.
@@ -226,11 +228,11 @@ class Stepper:
             BackendFailedError: the device failed; the slot is unknown.
         """
         self._io.fill_marks([(slot, mark)])
-        self._call("restore", [self._io.arena, self._store.states, self._store.snapshots.arena])
+        self._call("restore", [self._io.arena, self._store.states, self._store.snapshots.arena], SINGLE)
 
-    def _call(self, entry: str, arenas: Sequence[Arena]) -> None:
+    def _call(self, entry: str, arenas: Sequence[Arena], extent: Extent) -> None:
         try:
-            self._device.call(entry, arenas)
+            self._device.call(entry, arenas, extent)
         except Exception as error:
             raise BackendFailedError(
                 f"{entry} failed: expected the device to finish, got {type(error).__name__}: {error}; "
@@ -238,11 +240,11 @@ class Stepper:
             ) from error
 
 
-def _ints(arena: Arena, field: IoField) -> NDArray[np.int32]:
+def _ints(arena: HostBytes, field: IoField) -> NDArray[np.int32]:
     return cast(NDArray[np.int32], _field(arena, field, np.dtype(np.int32)))
 
 
-def _field(arena: Arena, field: IoField, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
+def _field(arena: HostBytes, field: IoField, dtype: np.dtype[np.generic]) -> NDArray[np.generic]:
     return arena[field.offset : field.offset + field.bytes].view(dtype).reshape(field.shape)
 
 

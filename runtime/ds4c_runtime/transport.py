@@ -12,7 +12,7 @@ from contextlib import suppress
 from dataclasses import dataclass
 from enum import Enum
 
-from ds4c_runtime.device.base import Arena, Copy, Device
+from ds4c_runtime.device.base import Arena, Copy, Device, HostBytes
 
 
 class CopyMode(Enum):
@@ -40,7 +40,7 @@ class OnDevice:
 class OnHost:
     """A buffer of the host, the copy that fills it, and the mode that was really used."""
 
-    buffer: Arena
+    buffer: HostBytes
     copy: Copy
     mode: CopyMode
 

@@ -8,13 +8,12 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fake_executable import FakeDevice, FakeMachine, fake_machine
+from fake_executable import FakeDevice, FakeMachine, fake_machine, flood
 
 from ds4c_runtime.engine import Engine
 from ds4c_runtime.reports import RewindKind
 from ds4c_runtime.requests import Event, FinishReason, GenerationRequest, StopParams, TokenDelta
 from ds4c_runtime.session import Session
-from ds4c_runtime.state import DEAD_BYTE
 from ds4c_runtime.store.session_store import SessionStore, Storage
 
 H = (10, 11, 12)
@@ -170,8 +169,7 @@ class Stored:
 
     def load(self, machine: FakeMachine) -> Session:
         """The only session of the folder, on a machine whose memory has other content."""
-        for arena in (machine.store.states, machine.store.pages, machine.store.snapshots.arena):
-            arena[:] = DEAD_BYTE
+        flood(machine)
         store = self._store(machine)
         session = store.load(store.scan()[0], machine.stepper, machine.store)
         store.close()

@@ -21,8 +21,9 @@ import numpy as np
 from fake_executable import FakeDevice, small_manifest
 from numpy.typing import NDArray
 
-from ds4c_runtime.device.base import Arena
+from ds4c_runtime.device.base import HostBytes
 from ds4c_runtime.device.copy_thread import CopyThread, ThreadCopy
+from ds4c_runtime.launches import Extent
 from ds4c_runtime.manifest import (
     ITEM_BYTES,
     AppendState,
@@ -210,7 +211,7 @@ class LateCopies(CopyThread):
         super().__init__()
         self._waiting: list[LateCopy] = []
 
-    def submit(self, source: Arena, target: Arena) -> ThreadCopy:
+    def submit(self, source: HostBytes, target: HostBytes) -> ThreadCopy:
         self._waiting.append(LateCopy(source, target, self))
         return self._waiting[-1]
 
@@ -223,7 +224,7 @@ class LateCopies(CopyThread):
 class LateCopy(ThreadCopy):
     """A copy that runs when it is waited for."""
 
-    def __init__(self, source: Arena, target: Arena, copies: LateCopies) -> None:
+    def __init__(self, source: HostBytes, target: HostBytes, copies: LateCopies) -> None:
         super().__init__(source, target)
         self._copies = copies
 
@@ -252,12 +253,18 @@ class RowDevice(FakeDevice):
         self._marks_at = marks_layout(limits.max_marks, len(self.manifest.rings))
         self._made: dict[tuple[str, int, bytes], tuple[Bits, Bits]] = {}
 
-    def call(self, entry: str, arenas: Sequence[Arena]) -> None:
+    def call(self, entry: str, arenas: Sequence[HostBytes], extent: Extent) -> None:
         """Run an entry point."""
         getattr(self, f"_{entry}")(*arenas)
 
     def _step(
-        self, io: Arena, weights: Arena, workspace: Arena, states: Arena, pages: Arena, snapshots: Arena
+        self,
+        io: HostBytes,
+        weights: HostBytes,
+        workspace: HostBytes,
+        states: HostBytes,
+        pages: HostBytes,
+        snapshots: HostBytes,
     ) -> None:
         block, at = _field(io, self.manifest.io.block), self._at
         rows, segments = int(block[0]), int(block[1])
@@ -277,7 +284,7 @@ class RowDevice(FakeDevice):
         picked = wanted[ROWS_OFFSET : ROWS_OFFSET + count]
         _field(io, self.manifest.io.logits)[:count] = logits_of(sums[picked])
 
-    def _old_rows(self, states: Arena, slot: int, p: int) -> list[Bits]:
+    def _old_rows(self, states: HostBytes, slot: int, p: int) -> list[Bits]:
         """Live rows of each ring before a block at `p`."""
         out: list[Bits] = []
         for ring in self.manifest.rings:
@@ -289,7 +296,7 @@ class RowDevice(FakeDevice):
 
     def _save_inside(
         self,
-        snapshots: Arena,
+        snapshots: HostBytes,
         marks: Sequence[tuple[int, list[int]]],
         old: Sequence[Bits],
         p: int,
@@ -306,8 +313,8 @@ class RowDevice(FakeDevice):
 
     def _segment(
         self,
-        states: Arena,
-        pages: Arena,
+        states: HostBytes,
+        pages: HostBytes,
         slot: int,
         p: int,
         tokens: Bits,
@@ -355,7 +362,7 @@ class RowDevice(FakeDevice):
         seen: dict[str, tuple[int, Bits]],
         p: int,
         q: int,
-        pages: Arena,
+        pages: HostBytes,
         table: Bits,
     ) -> U64:
         state = self._appends[c.rows]
@@ -378,7 +385,7 @@ class RowDevice(FakeDevice):
         return sums[np.arange(p + 1, p + q + 1) // c.ratio]
 
     def _page_rows(
-        self, state: AppendState, pages: Arena, table: Bits, index: Bits, values: Bits | None = None
+        self, state: AppendState, pages: HostBytes, table: Bits, index: Bits, values: Bits | None = None
     ) -> Bits:
         """Rows of an append state by index; with `values` they are written."""
         size = self.manifest.arenas.page
@@ -395,13 +402,13 @@ class RowDevice(FakeDevice):
             view[page, row] = values
         return view[page, row]
 
-    def ring(self, states: Arena, slot: int, ring: RingState) -> Bits:
+    def ring(self, states: HostBytes, slot: int, ring: RingState) -> Bits:
         """The rows of a ring, `[capacity, width]`, in place."""
         start = slot * self.manifest.arenas.state_slot + ring.offset
         raw = states[start : start + ring.capacity * ring.row_bytes]
         return raw.view(bits_dtype(ring.dtype)).reshape(ring.capacity, ring.width)
 
-    def _marks(self, io: Arena) -> list[tuple[int, int, list[int]]]:
+    def _marks(self, io: HostBytes) -> list[tuple[int, int, list[int]]]:
         """Owner, position and places of the rings' rows, in bytes, of each mark."""
         numbers, at = _field(io, self.manifest.io.marks), self._marks_at
         rings = range(len(self.manifest.rings))
@@ -414,18 +421,18 @@ class RowDevice(FakeDevice):
             for m in range(int(numbers[0]))
         ]
 
-    def _saved(self, snapshots: Arena, place: int, ring: RingState, rows: int) -> Bits:
+    def _saved(self, snapshots: HostBytes, place: int, ring: RingState, rows: int) -> Bits:
         raw = snapshots[place : place + rows * ring.row_bytes]
         return raw.view(bits_dtype(ring.dtype)).reshape(rows, ring.width)
 
-    def _snapshot(self, io: Arena, states: Arena, snapshots: Arena) -> None:
+    def _snapshot(self, io: HostBytes, states: HostBytes, snapshots: HostBytes) -> None:
         for slot, at, places in self._marks(io):
             for place, ring, rows in zip(
                 places, self.manifest.rings, self._old_rows(states, slot, at), strict=True
             ):
                 self._saved(snapshots, place, ring, len(rows))[:] = rows
 
-    def _restore(self, io: Arena, states: Arena, snapshots: Arena) -> None:
+    def _restore(self, io: HostBytes, states: HostBytes, snapshots: HostBytes) -> None:
         for slot, at, places in self._marks(io):
             for place, ring in zip(places, self.manifest.rings, strict=True):
                 live = all_live(ring, at)
@@ -433,14 +440,14 @@ class RowDevice(FakeDevice):
                 for position in self.restored(ring, at):
                     self.ring(states, slot, ring)[position % ring.capacity] = saved[position - live.start]
 
-    def _fork(self, io: Arena, states: Arena) -> None:
+    def _fork(self, io: HostBytes, states: HostBytes) -> None:
         source, target, first, at = _field(io, self.manifest.io.fork_args)[:4].tolist()
         for ring in self.manifest.rings:
             rows = np.arange(max(0, ring.live.first(first), at - ring.capacity), at) % ring.capacity
             self.ring(states, target, ring)[rows] = self.ring(states, source, ring)[rows]
 
 
-def _field(io: Arena, at: IoField) -> NDArray[np.int32]:
+def _field(io: HostBytes, at: IoField) -> NDArray[np.int32]:
     return io[at.offset : at.offset + at.bytes].view(at.dtype).reshape(at.shape)
 
 

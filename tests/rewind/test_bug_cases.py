@@ -42,7 +42,7 @@ from rewind.table import BY_SNAPSHOT, IN_PLACE, Table, Way
 from rewind.table import Case as Transaction
 from rewind.test_replay_loop import TOKENS, loop
 
-from ds4c_runtime.device.base import Arena
+from ds4c_runtime.device.base import HostBytes
 from ds4c_runtime.errors import NoProgressError, RewindTooDearError
 from ds4c_runtime.progress import ProgressGuard
 from ds4c_runtime.reports import RewindKind
@@ -192,7 +192,7 @@ def _() -> object:
 class NothingPinned(RowDevice):
     """The system refuses to lock memory."""
 
-    def host_buffer(self, size: int, *, pinned: bool) -> tuple[Arena, bool]:
+    def host_buffer(self, size: int, *, pinned: bool) -> tuple[HostBytes, bool]:
         return super().host_buffer(size, pinned=False)
 
 

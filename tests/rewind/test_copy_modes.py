@@ -18,7 +18,7 @@ from ds4c_runtime.device.copy_thread import CopyThread
 from ds4c_runtime.reports import RewindKind
 from ds4c_runtime.session import Session
 from ds4c_runtime.snapshot import SnapshotLayout
-from ds4c_runtime.state import DEAD_BYTE, StateStore
+from ds4c_runtime.state import StateStore
 from ds4c_runtime.step import Stepper
 from ds4c_runtime.transport import CopyMode
 
@@ -93,8 +93,7 @@ class Walk:
 
     def check(self) -> None:
         pool = self.machine.store.snapshots
-        for start, end in pool._extents._free:
-            pool.arena[start:end] = DEAD_BYTE
+        pool.poison_free()
         self.machine.store.poison_free()
         for session in self.sessions:
             session.timeline.poison_dead_rows()

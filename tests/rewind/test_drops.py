@@ -10,10 +10,11 @@ import pytest
 from fake_executable import FakeDevice, FakeMachine, fake_engine, fake_machine, small_manifest
 from fake_oracle import FakeOracle, random_tokens
 
-from ds4c_runtime.device.base import Arena
+from ds4c_runtime.device.base import HostBytes
 from ds4c_runtime.device.copy_thread import CopyThread, ThreadCopy
 from ds4c_runtime.engine import Engine
 from ds4c_runtime.errors import BackendFailedError, StateInvalidError
+from ds4c_runtime.launches import Extent
 from ds4c_runtime.reports import RebuildReason, RewindKind
 from ds4c_runtime.requests import GenerationRequest, StopParams
 from ds4c_runtime.sampler import SamplingParams
@@ -74,7 +75,7 @@ class Dropping(FakeDevice):
     seen: int = 0
     counts: list[int] = field(default_factory=list)
 
-    def call(self, entry: str, arenas: Sequence[Arena]) -> None:
+    def call(self, entry: str, arenas: Sequence[HostBytes], extent: Extent) -> None:
         if entry != "restore":
             assert self.pool is not None
             found: list[Snapshot] = list(dict.fromkeys(e.snapshot for _, e in self.pool.evictable()))
@@ -83,7 +84,7 @@ class Dropping(FakeDevice):
                 for snapshot in found if self.number is None else found[self.number : self.number + 1]:
                     self.pool.evict(snapshot)
             self.seen += 1
-        super().call(entry, arenas)
+        super().call(entry, arenas, extent)
 
 
 def converse(at: int | None, number: int | None) -> tuple[list[tuple[int, ...]], list[int]]:
@@ -145,7 +146,7 @@ class FlakyCopies(CopyThread):
         super().__init__()
         self.fails, self.count = fails, 0
 
-    def submit(self, source: Arena, target: Arena) -> ThreadCopy:
+    def submit(self, source: HostBytes, target: HostBytes) -> ThreadCopy:
         number, self.count = self.count, self.count + 1
         if number != self.fails:
             return super().submit(source, target)
@@ -333,7 +334,7 @@ def test_no_host_memory_means_no_snapshots_of_a_file(tmp_path: Path) -> None:
     ORACLE.check(machine, session)
 
 
-def no_host_buffer(size: int, *, pinned: bool) -> tuple[Arena, bool]:
+def no_host_buffer(size: int, *, pinned: bool) -> tuple[HostBytes, bool]:
     raise MemoryError(f"no {size} bytes")
 
 

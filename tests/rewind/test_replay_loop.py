@@ -18,8 +18,9 @@ import numpy as np
 import pytest
 from fake_executable import FakeDevice, small_manifest
 
-from ds4c_runtime.device.base import Arena
+from ds4c_runtime.device.base import HostBytes
 from ds4c_runtime.errors import NoProgressError
+from ds4c_runtime.launches import Extent
 from ds4c_runtime.progress import ProgressGuard
 from ds4c_runtime.reports import RewindKind
 from ds4c_runtime.session import Session
@@ -53,13 +54,13 @@ class TieDevice(FakeDevice):
         is_tie = (position + 1) % TIE_EVERY == 0
         return (truth(position, token) + (1 if is_tie and odd else 0)) % WORDS
 
-    def call(self, entry: str, arenas: Sequence[Arena]) -> None:
+    def call(self, entry: str, arenas: Sequence[HostBytes], extent: Extent) -> None:
         if entry == "step":
             at = self.manifest.io.block.offset
             self.width = int(arenas[0][at : at + 4].view(np.int32)[0])
         if entry == "restore":
             self.layout += 1
-        super().call(entry, arenas)
+        super().call(entry, arenas, extent)
 
 
 @dataclass

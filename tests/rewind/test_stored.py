@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from artifacts import Build, Built
 from bad_input.helpers import PATHS, flip
+from fake_executable import flood
 from rewind_reference import Memo, poison
 
 from ds4c_runtime.engine import Engine
@@ -52,8 +53,7 @@ class Pair:
         store.close()
         if harm:
             flip(log.path.with_suffix(".state"), -1)
-        for arena in (self.away.store.states, self.away.store.pages, self.away.store.snapshots.arena):
-            arena[:] = 0xFF
+        flood(self.away)
         return self.load(session.session_id)
 
     def load(self, session_id: str) -> Session:

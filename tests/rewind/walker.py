@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from fake_executable import flood
 from rewind_reference import Config, poison, poison_free_snapshots, state_bytes
 
 from ds4c_runtime.errors import (
@@ -29,7 +30,7 @@ from ds4c_runtime.local import LocalModel
 from ds4c_runtime.reports import RewindKind
 from ds4c_runtime.session import Session, step_sessions
 from ds4c_runtime.snapshot import SnapshotOrigin
-from ds4c_runtime.state import DEAD_BYTE, StateStore
+from ds4c_runtime.state import StateStore
 from ds4c_runtime.step import Stepper
 from ds4c_runtime.store.history_log import HistoryLog
 from ds4c_runtime.store.session_store import SessionStore, Storage
@@ -186,9 +187,7 @@ class Walk:
             snapshot_bytes=None if number is None else number * largest,
             copy_mode=chapter.mode or CopyMode.HOST,
         )
-        store = self.model.store
-        for arena in (store.states, store.pages, store.snapshots.arena):
-            arena[:] = DEAD_BYTE
+        flood(self.model)
         for tracked, log in carried:
             self.open.append(self.load(tracked, log))
         self.add(self.model.session(f"first{self.done['chapter']}"))

@@ -6,13 +6,13 @@ import threading
 from collections import deque
 from collections.abc import Callable
 
-from ds4c_runtime.device.base import Arena
+from ds4c_runtime.device.base import HostBytes
 
 
 class ThreadCopy:
     """One copy: waits, and calls what was asked to follow it on the thread that polls or waits."""
 
-    def __init__(self, source: Arena, target: Arena) -> None:
+    def __init__(self, source: HostBytes, target: HostBytes) -> None:
         self._source, self._target = source, target
         self._done = threading.Event()
         self._failure: BaseException | None = None
@@ -61,7 +61,7 @@ class CopyThread:
         self._changed = threading.Condition()
         self._thread: threading.Thread | None = None
 
-    def submit(self, source: Arena, target: Arena) -> ThreadCopy:
+    def submit(self, source: HostBytes, target: HostBytes) -> ThreadCopy:
         """Ask for a copy of all bytes of `source` to `target`, which has as many."""
         assert len(source) == len(target)
         copy = ThreadCopy(source, target)

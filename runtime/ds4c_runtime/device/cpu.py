@@ -13,10 +13,11 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ds4c_runtime.device.base import Arena
-from ds4c_runtime.device.copy_thread import CopyThread, ThreadCopy
-from ds4c_runtime.device.memory import ALIGNMENT, aligned_zeros, load_weights, pinned_zeros
+from ds4c_runtime.device.base import Arena, HostBytes
+from ds4c_runtime.device.host_memory import HostMemory
+from ds4c_runtime.device.memory import ALIGNMENT, aligned_zeros, load_weights
 from ds4c_runtime.errors import ArtifactError, DeviceError
+from ds4c_runtime.launches import Extent
 from ds4c_runtime.manifest import Manifest
 
 CPUINFO = Path("/proc/cpuinfo")
@@ -38,20 +39,20 @@ _ALIASES = {
 }
 
 
-class CpuDevice:
+class CpuDevice(HostMemory):
     """Kernels on host threads."""
 
     name = "cpu"
 
     def __init__(self) -> None:
+        super().__init__()
         self._entries: dict[str, Callable[..., object]] = {}
         self._from_dlpack: Callable[..., Any] | None = None
         self._tensors: dict[int, tuple[Arena, Any]] = {}
-        self._weights: Arena = aligned_zeros(0)
-        self._copies = CopyThread()
+        self._weights = aligned_zeros(0)
 
     @property
-    def weights(self) -> Arena:
+    def weights(self) -> HostBytes:
         """The contents of `weights.bin`."""
         return self._weights
 
@@ -96,29 +97,9 @@ class CpuDevice:
         except (OSError, RuntimeError) as error:
             raise ArtifactError(f"kernels not loaded: expected loadable libraries, got {error}") from error
 
-    def allocate(self, size: int) -> Arena:
-        """Zeroed arena of `size` bytes, 64-byte aligned."""
-        return aligned_zeros(size)
-
-    def call(self, entry: str, arenas: Sequence[Arena]) -> None:
-        """Run an entry point on arenas."""
+    def call(self, entry: str, arenas: Sequence[Arena], extent: Extent) -> None:
+        """Run an entry point on arenas; its kernels read the size of a step from the io arena."""
         self._entries[entry](*(self._tensor(a) for a in arenas))
-
-    def copy(self, arena: Arena, source: int, target: int, size: int) -> None:
-        """Copy bytes inside an arena."""
-        arena[target : target + size] = arena[source : source + size]
-
-    def host_buffer(self, size: int, *, pinned: bool) -> tuple[Arena, bool]:
-        """Host memory, locked if asked for and allowed."""
-        return pinned_zeros(size) if pinned else (aligned_zeros(size), False)
-
-    def copy_to_host(self, arena: Arena, offset: int, target: Arena) -> ThreadCopy:
-        """Copy on the copy thread."""
-        return self._copies.submit(arena[offset : offset + len(target)], target)
-
-    def copy_from_host(self, source: Arena, arena: Arena, offset: int) -> ThreadCopy:
-        """Copy on the copy thread."""
-        return self._copies.submit(source, arena[offset : offset + len(source)])
 
     def _tensor(self, arena: Arena) -> Any:
         # Keyed by identity; the arena is kept beside its tensor, so its id cannot be reused.

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import numpy as np
 
-from ds4c_runtime.device.base import Arena
+from ds4c_runtime.device.base import HostBytes
 from ds4c_runtime.errors import ArtifactError
 
 ALIGNMENT = 64
@@ -19,7 +19,7 @@ COPIED_BYTES = 1 << 30
 """Weights up to this size are copied to huge pages, where a step misses fewer address translations."""
 
 
-def aligned_zeros(size: int) -> Arena:
+def aligned_zeros(size: int) -> HostBytes:
     """Zeroed bytes at a 64-byte aligned address, also for size 0; pages are taken when first written."""
     raw = np.zeros(size + ALIGNMENT, np.uint8)
     # A slice would do but for size 0, where NumPy gives the address of `raw`: a model without compressed
@@ -27,7 +27,7 @@ def aligned_zeros(size: int) -> Arena:
     return np.ndarray(size, np.uint8, raw, -raw.ctypes.data % ALIGNMENT)
 
 
-def pinned_zeros(size: int) -> tuple[Arena, bool]:
+def pinned_zeros(size: int) -> tuple[HostBytes, bool]:
     """Zeroed bytes that cannot be paged out, and whether the system granted that.
 
     They are a mapping of their own, whole pages: locks do not nest, so a page that two buffers share would be
@@ -44,7 +44,7 @@ def pinned_zeros(size: int) -> tuple[Arena, bool]:
     return pages[:size], True
 
 
-def load_weights(path: Path) -> Arena:
+def load_weights(path: Path) -> HostBytes:
     """A weights file as memory: copied to huge pages if it is small, else mapped.
 
     Raises:
@@ -63,7 +63,7 @@ def load_weights(path: Path) -> Arena:
         ) from error
 
 
-def _read_whole(file: FileIO, arena: Arena) -> Arena:
+def _read_whole(file: FileIO, arena: HostBytes) -> HostBytes:
     """Fill the arena from the file, which must have that many bytes."""
     done = 0
     while done < arena.size:
@@ -77,7 +77,7 @@ def _read_whole(file: FileIO, arena: Arena) -> Arena:
     return arena
 
 
-def _huge_pages(size: int) -> Arena:
+def _huge_pages(size: int) -> HostBytes:
     """Memory that asks for huge pages; a machine without them gives small ones."""
     try:
         memory = mmap.mmap(-1, size + HUGE_PAGE_BYTES, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -90,7 +90,7 @@ def _huge_pages(size: int) -> Arena:
     return raw[start : start + size]
 
 
-def map_file(path: Path) -> Arena:
+def map_file(path: Path) -> HostBytes:
     """Map a whole file; page aligned, private, read on demand.
 
     The mapping is copy-on-write because tensors of read-only memory cannot be passed to kernels;

@@ -10,7 +10,7 @@ import pytest
 from fake_executable import FakeDevice, FakeMachine, fake_machine, small_manifest
 from fake_oracle import FakeOracle, random_tokens
 
-from ds4c_runtime.device.base import Arena
+from ds4c_runtime.device.base import HostBytes
 from ds4c_runtime.device.copy_thread import CopyThread, ThreadCopy
 from ds4c_runtime.device.cpu import CpuDevice
 from ds4c_runtime.device.memory import aligned_zeros, pinned_zeros
@@ -26,7 +26,7 @@ ORACLE = FakeOracle()
 class HeldCopy(ThreadCopy):
     """Begins when its gate opens, or after `seconds`."""
 
-    def __init__(self, source: Arena, target: Arena, seconds: float) -> None:
+    def __init__(self, source: HostBytes, target: HostBytes, seconds: float) -> None:
         super().__init__(source, target)
         self.gate, self.seconds = threading.Event(), seconds
 
@@ -41,7 +41,7 @@ class HeldCopies(CopyThread):
         self.seconds = seconds
         self.made: list[HeldCopy] = []
 
-    def submit(self, source: Arena, target: Arena) -> ThreadCopy:
+    def submit(self, source: HostBytes, target: HostBytes) -> ThreadCopy:
         super().submit(aligned_zeros(0), aligned_zeros(0))  # starts the thread
         copy = HeldCopy(source, target, self.seconds)
         self.made.append(copy)
@@ -150,7 +150,7 @@ def test_pinned_memory_that_is_refused_is_recorded() -> None:
     machine = fake_machine(copy_mode=CopyMode.HOST_PINNED)
     asked: list[bool] = []
 
-    def pageable(size: int, *, pinned: bool) -> tuple[Arena, bool]:
+    def pageable(size: int, *, pinned: bool) -> tuple[HostBytes, bool]:
         asked.append(pinned)
         return aligned_zeros(size), False
 

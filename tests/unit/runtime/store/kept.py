@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from fake_executable import FakeMachine, fake_machine
+from fake_executable import FakeMachine, fake_machine, flood
 
 from ds4c_runtime.reports import RewindKind
 from ds4c_runtime.session import Session
@@ -52,8 +52,7 @@ def moved(folder: Path, session: Session, **machine: object) -> tuple[Session, F
     before.save(session)
     before.store.close()
     other = fake_machine(**machine)  # pyright: ignore
-    for arena in (other.store.states, other.store.pages, other.store.snapshots.arena):
-        arena[:] = 0xFF
+    flood(other)
     kept = Kept(folder, other)
     return kept.load(), other, kept
 

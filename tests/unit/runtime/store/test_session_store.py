@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_executable import fake_machine, small_manifest
+from fake_executable import fake_machine, flood, small_manifest
 from unit.runtime.store.kept import (
     KIND,
     Kept,
@@ -97,8 +97,7 @@ def test_branches_that_were_left_pins_and_labels_come_along(tmp_path: Path) -> N
 
 def test_shared_pages_are_stored_once_and_dead_rows_not_at_all(tmp_path: Path) -> None:
     machine = fake_machine()
-    for arena in (machine.store.states, machine.store.pages, machine.store.snapshots.arena):
-        arena[:] = 0xAB
+    flood(machine, 0xAB)
     session = machine.open()
     session.prefill(tokens(101))
     session.take_snapshot()
@@ -107,8 +106,7 @@ def test_shared_pages_are_stored_once_and_dead_rows_not_at_all(tmp_path: Path) -
     assert [s.pages for s in image.header.snapshots] == [(0,), (0, 1), (0, 1, 2), (0, 1, 2, 3)]
     assert len(image.sections["pages"]) == 4
     written = {name: [part.tobytes() for part in parts] for name, parts in image.sections.items()}
-    for arena in (machine.store.states, machine.store.pages, machine.store.snapshots.arena):
-        arena[:] = 0xCD
+    flood(machine, 0xCD)
     again = machine.open()
     again.prefill(tokens(101))
     again.take_snapshot()
