@@ -13,7 +13,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from pathlib import Path
 
-from ds4c_runtime.devices import make_device
+from ds4c_runtime.devices import device_for
 from ds4c_runtime.engine_core import EngineLimits, check_expected, check_resident, session_info
 from ds4c_runtime.engine_sessions import SessionCalls
 from ds4c_runtime.errors import (
@@ -67,7 +67,7 @@ class Engine(SessionCalls):
         max_resident: int | None = None,
         storage: Storage | None = None,
         threads: int = 1,
-        device: str = "cpu",
+        device: str | None = None,
         max_queue: int = 64,
         max_running: int | None = None,
         on_failure: OnFailure = lambda _: None,
@@ -83,7 +83,7 @@ class Engine(SessionCalls):
             max_resident: sessions whose state is in memory at once; by default `max_sessions`.
             storage: where sessions are kept beyond the life of the engine; `None`: nowhere.
             threads: threads of a kernel.
-            device: name of the device.
+            device: name of the device; by default that of the artifact's target.
             max_queue: generations that may wait.
             max_running: generations served in turn, by default as many as slots.
             on_failure: called from another thread if weights that are hashed in the background turn out
@@ -104,7 +104,7 @@ class Engine(SessionCalls):
             raise InvalidRequestError(
                 f"engine not loaded: expected at least 1 thread, got {threads}", field="threads"
             )
-        loaded = make_device(device)
+        loaded = device_for(manifest, device)
         with verifying(folder, manifest) as unverified:
             has_tokenizer = manifest.file("tokenizer.json") is not None
             tokenizer = Tokenizer.from_file(folder / "tokenizer.json") if has_tokenizer else None

@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from ds4c_runtime.device.base import Device
-from ds4c_runtime.device.cpu import CpuDevice
+from ds4c_runtime.devices import device_for
 from ds4c_runtime.manifest import Manifest
 from ds4c_runtime.manifest_checks import check_horizon, verifying
 from ds4c_runtime.session import Session
@@ -42,6 +42,7 @@ def open_local(
     *,
     sessions: int = 1,
     threads: int = 1,
+    device: str | None = None,
     pages: int | None = None,
     check_rings: bool = True,
     snapshot_bytes: int | None = None,
@@ -53,6 +54,7 @@ def open_local(
         folder: artifact folder.
         sessions: number of slots.
         threads: threads of the kernels.
+        device: name of the device; by default that of the artifact's target.
         pages: pages of append rows; by default enough for all sessions at full context.
         snapshot_bytes: for the snapshots of all sessions, by default what the rule of spacing keeps.
         copy_mode: where snapshots are kept.
@@ -65,9 +67,9 @@ def open_local(
     manifest = Manifest.read(folder)
     if check_rings:
         check_horizon(manifest)
-    device = CpuDevice()
+    loaded = device_for(manifest, device)
     with verifying(folder, manifest):
-        device.load(folder, manifest, threads)
+        loaded.load(folder, manifest, threads)
     count = sessions * manifest.limits.pages_per_session if pages is None else pages
-    store = StateStore(manifest, device, sessions, count, snapshot_bytes=snapshot_bytes, copy_mode=copy_mode)
-    return LocalModel(manifest, device, store, Stepper(manifest, device, store))
+    store = StateStore(manifest, loaded, sessions, count, snapshot_bytes=snapshot_bytes, copy_mode=copy_mode)
+    return LocalModel(manifest, loaded, store, Stepper(manifest, loaded, store))
