@@ -1,7 +1,7 @@
 """Devices whose arenas the host cannot see: nothing but the device's own methods reaches their bytes.
 
-Kernels and copies are those of another device; what is added is what a card does: an arena is a handle, and the
-io arena has a twin that inputs go up to before a call and logits come down from after a step.
+Kernels and copies are those of another device; what is added is what a card does: an arena is a handle, and
+the io arena has a twin that inputs go up to before a call and logits come down from after a step.
 """
 
 from __future__ import annotations
@@ -36,7 +36,11 @@ class Handle:
 
 
 class Discrete:
-    """Mixed into a device with arenas in host memory, before it; `uploads` and `downloads` count io traffic."""
+    """Mixed into a device with arenas in host memory, before it.
+
+    Attributes:
+        uploads, downloads: of the io arena.
+    """
 
     uploads = downloads = 0
 

@@ -413,10 +413,11 @@ def fake_machine(
     page_count: int | None = None,
     snapshot_bytes: int | None = None,
     copy_mode: CopyMode = CopyMode.DEVICE,
+    device_type: type[FakeDevice] = FakeDevice,
 ) -> FakeMachine:
     """A machine with `max_sessions` slots and, by default, pages for all of them."""
     manifest = manifest or small_manifest()
-    device = FakeDevice(manifest)
+    device = device_type(manifest)
     pages = max_sessions * manifest.limits.pages_per_session if page_count is None else page_count
     store = StateStore(
         manifest, device, max_sessions, pages, snapshot_bytes=snapshot_bytes, copy_mode=copy_mode
@@ -445,6 +446,7 @@ def fake_engine(
     max_resident: int | None = None,
     storage: Storage | None = None,
     copy_mode: CopyMode = CopyMode.DEVICE,
+    device_type: type[FakeDevice] = FakeDevice,
     **manifest_options: int,
 ) -> Engine:
     """An engine on the fake device, without any file.
@@ -462,10 +464,11 @@ def fake_engine(
         max_resident: slots; by default `max_sessions`.
         storage: where sessions are kept.
         copy_mode: where snapshots are kept.
+        device_type: class of the device.
         **manifest_options: see `small_manifest`, such as `context`, `horizon` or `vocab_size`.
     """
     manifest = manifest or small_manifest(**manifest_options)
-    device = FakeDevice(manifest, step_delay_seconds=step_delay_seconds, favour=favour)
+    device = device_type(manifest, step_delay_seconds=step_delay_seconds, favour=favour)
     tokenizer = None if tokenizer_path is None else Tokenizer.from_file(Path(tokenizer_path))
     return Engine(
         manifest,

@@ -28,10 +28,12 @@ MOST = 200
 OPERATIONS = 150
 
 
-def machine(mode: CopyMode, copies: CopyThread, largest: float) -> FakeMachine:
+def machine(
+    mode: CopyMode, copies: CopyThread, largest: float, device_type: type[FakeDevice] = FakeDevice
+) -> FakeMachine:
     """Three sessions, and snapshots of so many times the largest one."""
     manifest = small_manifest()
-    device = FakeDevice(manifest, copies=copies)
+    device = device_type(manifest, copies=copies)
     room = int(largest * SnapshotLayout(manifest).largest())
     pages = 3 * manifest.limits.pages_per_session
     store = StateStore(manifest, device, 3, pages, snapshot_bytes=room, copy_mode=mode)
