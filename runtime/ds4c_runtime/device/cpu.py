@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import importlib
+import importlib.metadata
 import os
 import sys
 from collections.abc import Callable, Iterable, Sequence
@@ -16,6 +17,7 @@ from typing import Any
 from ds4c_runtime.device.base import Arena, HostBytes
 from ds4c_runtime.device.host_memory import HostMemory
 from ds4c_runtime.device.memory import ALIGNMENT, aligned_zeros, load_weights
+from ds4c_runtime.device.status import DeviceStatus
 from ds4c_runtime.errors import ArtifactError, DeviceError
 from ds4c_runtime.launches import Extent
 from ds4c_runtime.manifest import Manifest
@@ -109,6 +111,15 @@ class CpuDevice(HostMemory):
             held = (arena, self._from_dlpack(arena, require_alignment=ALIGNMENT))
             self._tensors[id(arena)] = held
         return held[1]
+
+
+def probe() -> DeviceStatus:
+    """Whether kernels can be loaded here."""
+    try:
+        version = importlib.metadata.version("apache-tvm-ffi")
+    except importlib.metadata.PackageNotFoundError:
+        return DeviceStatus(CpuDevice.name, False, "apache-tvm-ffi is missing: pip install ds4c")
+    return DeviceStatus(CpuDevice.name, True, f"apache-tvm-ffi {version}")
 
 
 def _fix_threads(threads: int) -> None:

@@ -15,9 +15,16 @@ from fake_executable import small_manifest
 from ds4c_runtime.device import memory
 from ds4c_runtime.device.cpu import FILES, CpuDevice, check_features, host_features
 from ds4c_runtime.device.memory import aligned_zeros, load_weights, map_file, pinned_zeros
-from ds4c_runtime.devices import make_device
+from ds4c_runtime.devices import (
+    BUILT_IN,
+    BuiltIn,
+    default_device,
+    device_for,
+    make_device,
+    probe_devices,
+)
 from ds4c_runtime.errors import ArtifactError, DeviceError
-from ds4c_runtime.manifest import FileEntry, Manifest
+from ds4c_runtime.manifest import FileEntry, Manifest, TargetInfo
 
 RUNTIME = Path(__file__).parents[3] / "runtime"
 
@@ -163,6 +170,39 @@ def test_devices_by_name() -> None:
     assert make_device("cpu").name == "cpu"
     with pytest.raises(DeviceError, match=r"expected one of cpu.*got 'tpu'"):
         make_device("tpu")
+
+
+def for_target(name: str) -> Manifest:
+    return dataclasses.replace(small_manifest(), target=TargetInfo(name, "v", ()))
+
+
+def test_an_artifact_runs_on_the_device_of_its_target() -> None:
+    assert default_device(for_target("rocm")) == "rocm"
+    assert device_for(for_target("cpu")).name == "cpu"
+    assert device_for(for_target("cpu"), "cpu").name == "cpu"
+
+
+@pytest.mark.parametrize(
+    ("target", "device", "wanted"),
+    [
+        ("cuda", "cpu", "cpu"),
+        ("cpu", "cuda", "cuda"),
+        ("rocm", "metal", "metal"),
+        ("cpu", "emulator", "cuda or metal"),
+        ("rocm", "emulator", "cuda or metal"),
+    ],
+)
+def test_an_artifact_for_another_device_is_refused(target: str, device: str, wanted: str) -> None:
+    with pytest.raises(DeviceError, match=f"device {device} refused: expected .* {wanted}, got '{target}'"):
+        device_for(for_target(target), device)
+
+
+def test_a_device_whose_module_does_not_import_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setitem(BUILT_IN, "odd", BuiltIn("ds4c_runtime.device.odd", "OddDevice", ("odd",)))
+    with pytest.raises(DeviceError, match="device odd not loaded: expected its module to import, got No mod"):
+        device_for(for_target("odd"))
+    (status,) = (s for s in probe_devices() if s.name == "odd")
+    assert not status.is_usable
 
 
 @pytest.mark.serial
