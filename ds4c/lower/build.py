@@ -5,20 +5,15 @@ from __future__ import annotations
 import json
 import os
 import shutil
-import signal
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from ds4c import errors
-from ds4c.errors import CompileError
 from ds4c.ir.kernel import Program
+from ds4c.lower.child import run_child
 from ds4c.lower.program_json import digest, program_to_json
 
 
@@ -66,7 +61,7 @@ def build_library(
     kept = Path(cache) / f"{_key(text, toolchain)}.so" if cache else None
     if kept is not None and kept.exists():
         say(f"library from cache {kept.name[:12]}")
-        _publish(kept, Path(path))
+        publish(kept, Path(path))
         return
     say(f"compiling {len(program.kernels)} kernels for {toolchain.variant}")
     with tempfile.TemporaryDirectory(prefix="ds4c-compile-", ignore_cleanup_errors=True) as folder:
@@ -74,8 +69,8 @@ def build_library(
         _run_child(text, toolchain, output)
         if kept is not None:
             kept.parent.mkdir(parents=True, exist_ok=True)
-            _publish(output, kept)
-        _publish(output, Path(path))
+            publish(output, kept)
+        publish(output, Path(path))
     say(f"library of {Path(path).stat().st_size} bytes")
 
 
@@ -101,46 +96,10 @@ def _run_child(text: str, toolchain: Toolchain, output: Path) -> None:
         "llvm": toolchain.llvm,
         "output": str(output),
     }
-    request_file = output.parent / "request.json"
-    request_file.write_text(json.dumps(request))
-    folder = str(output.parent)
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p), TMPDIR=folder)
-    # A group of its own, so that the linker can be ended with its parent, whatever ended that.
-    child = subprocess.Popen(
-        [sys.executable, "-m", "ds4c.lower.compile", str(request_file)],
-        stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-        errors="replace",
-        env=environment,
-        start_new_session=True,
-    )
-    try:
-        stdout, stderr = child.communicate()
-    finally:
-        with suppress(ProcessLookupError):
-            os.killpg(child.pid, signal.SIGKILL)
-        child.wait()
-    if child.returncode == 0 and output.exists():
-        return
-    raise _failure(child.returncode, stdout, stderr)
+    run_child("ds4c.lower.compile", request, output.parent, [output])
 
 
-def _failure(code: int, stdout: str, stderr: str) -> Exception:
-    """The child's own message if it left one, else how it ended."""
-    lines = stdout.strip().splitlines()
-    if code > 0 and lines and lines[-1].startswith('{"error"'):
-        found = json.loads(lines[-1])
-        return getattr(errors, found["error"])(found["message"])
-    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    last = (stderr.strip().splitlines() or ["no message"])[-1]
-    return CompileError(
-        f"kernel compiler: expected exit code 0, got {how} ({last[-300:]}); nothing was written, build again"
-    )
-
-
-def _publish(source: Path, target: Path) -> None:
+def publish(source: Path, target: Path, mode: int = 0o755) -> None:
     """Copy to a temporary name beside the target, sync, rename."""
     handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
     try:
@@ -148,7 +107,7 @@ def _publish(source: Path, target: Path) -> None:
             shutil.copyfileobj(data, out)
             out.flush()
             os.fsync(out.fileno())
-        os.chmod(name, 0o755)
+        os.chmod(name, mode)
         os.replace(name, target)
     except BaseException:
         Path(name).unlink(missing_ok=True)

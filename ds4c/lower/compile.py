@@ -1,20 +1,19 @@
 """The compiling child: `python -m ds4c.lower.compile REQUEST.json`.
 
-It runs apart from the caller since the wheel can end the process. Failures that it can name go to
-standard output as one JSON line; the parent (`build.py`) turns both kinds into one error line.
+It runs apart from the caller since the wheel can end the process (`child.py`).
 """
 
 from __future__ import annotations
 
 import importlib
-import json
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
-from ds4c.errors import CompileError, Ds4cError
+from ds4c.errors import CompileError
 from ds4c.ir.kernel import Program
+from ds4c.lower.child import child_main
 from ds4c.lower.program_json import program_from_json
 
 _EXPORTS = "{ global: __tvm_ffi_*; __TVM*; _TVM*; local: *; };\n"
@@ -65,20 +64,7 @@ def run(request: dict[str, Any]) -> None:
 
 def main(arguments: list[str]) -> int:
     """Entry of the child process; 0 on success."""
-    try:
-        run(json.loads(Path(arguments[0]).read_text()))
-    except Ds4cError as error:
-        print(json.dumps({"error": type(error).__name__, "message": str(error)}))
-        return 1
-    except Exception as error:
-        text = " ".join(str(error).split())[-600:]
-        print(
-            json.dumps(
-                {"error": "CompileError", "message": f"kernel compiler: {type(error).__name__}: {text}"}
-            )
-        )
-        return 1
-    return 0
+    return child_main(arguments, run)
 
 
 if __name__ == "__main__":

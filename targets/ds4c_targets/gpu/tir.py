@@ -157,7 +157,7 @@ class GpuKernel(builder.Builder):
         return found[0]
 
     def block_reduce(self, value: Expr, combine: Callable[[Expr, Expr], Expr]) -> Expr:
-        """Combine the values of all threads: butterflies of warps, then warps ascending. All threads call it."""
+        """Combine the values of all threads: butterflies of warps, then warps ascending; all threads come."""
         part = self.warp_reduce(value, combine)
         warps = self.threads // WARP
         if warps == 1:
