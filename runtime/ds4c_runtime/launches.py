@@ -1,4 +1,4 @@
-"""What a GPU artifact launches: the functions of its text and, for each entry point, launches in order.
+"""What a GPU artifact launches: the functions of its text and the launches of each entry point, in order.
 
 The schema of `launches.json`, its reader and its checks. A kernel takes addresses only: an address is an
 arena and a byte offset. Positions and counts are read by the kernels from the io arena; what the host chooses
@@ -116,14 +116,43 @@ class Entry:
 
 
 @dataclass(frozen=True)
+class Limits:
+    """What a block may use on the devices of one variant, from the description of the target.
+
+    Attributes:
+        variant: name of the variant, as in the file name of its binary.
+        threads: most threads of a block.
+        wave: threads that execute in lockstep.
+        shared_bytes: most static shared memory of a block.
+        registers: most 32-bit registers of a thread; `None` where the device's compiler alone knows.
+        block_registers: most 32-bit registers of all threads of a block; `None` likewise.
+    """
+
+    variant: str
+    threads: int
+    wave: int
+    shared_bytes: int
+    registers: int | None
+    block_registers: int | None
+
+
+@dataclass(frozen=True)
 class LaunchPlan:
-    """Contents of `launches.json`; `kind` says how the functions are shipped."""
+    """Contents of `launches.json`.
+
+    Attributes:
+        kind: how the functions are shipped.
+        functions: kernels of the text and of every binary.
+        entries: launches of each entry point.
+        limits: one for each variant that the artifact was built for.
+    """
 
     format: str
     version: int
     kind: Literal["cuda", "metal", "rocm"]
     functions: tuple[Function, ...]
     entries: tuple[Entry, ...]
+    limits: tuple[Limits, ...] = ()
 
     @property
     def by_name(self) -> Mapping[str, Function]:
@@ -182,6 +211,8 @@ class LaunchPlan:
             _expect(0 < f.threads <= THREADS, f.name, f"1 to {THREADS} threads", f.threads)
             _expect(f.threads % 32 == 0, f.name, "whole warps of threads", f.threads)
             _expect(f.shared_bytes >= 0, f.name, "shared bytes of at least 0", f.shared_bytes)
+        variants = [limits.variant for limits in self.limits]
+        _expect(len(set(variants)) == len(variants), "limits", "each variant once", ", ".join(variants))
         for entry in self.entries:
             for launch in entry.launches:
                 _expect(launch.function in functions, entry.name, "a known function", launch.function)
