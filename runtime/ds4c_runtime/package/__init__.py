@@ -1,0 +1,1 @@
+"""Reads what a GPU artifact ships and compares it with its launch plan, without tools of any vendor."""
