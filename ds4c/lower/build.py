@@ -1,10 +1,8 @@
-"""The parent side of a compilation: starts the child, names its failures, publishes the result."""
+"""The parent side of a compilation to a library: asks a child for it, keeps and publishes the result."""
 
 from __future__ import annotations
 
 import json
-import os
-import shutil
 import tempfile
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -13,8 +11,11 @@ from pathlib import Path
 from typing import Any
 
 from ds4c.ir.kernel import Program
-from ds4c.lower.child import run_child
+from ds4c.lower.child import publish, run_child
 from ds4c.lower.program_json import digest, program_to_json
+
+_MODE = 0o755
+"""Rights of a library."""
 
 
 @dataclass(frozen=True)
@@ -61,16 +62,23 @@ def build_library(
     kept = Path(cache) / f"{_key(text, toolchain)}.so" if cache else None
     if kept is not None and kept.exists():
         say(f"library from cache {kept.name[:12]}")
-        publish(kept, Path(path))
+        publish(kept, Path(path), _MODE)
         return
     say(f"compiling {len(program.kernels)} kernels for {toolchain.variant}")
     with tempfile.TemporaryDirectory(prefix="ds4c-compile-", ignore_cleanup_errors=True) as folder:
         output = Path(folder) / "library.so"
-        _run_child(text, toolchain, output)
+        request = {
+            "program": text,
+            "emitter": toolchain.emitter,
+            "variant": toolchain.variant,
+            "llvm": toolchain.llvm,
+            "output": str(output),
+        }
+        run_child("ds4c.lower.compile", request, [output])
         if kept is not None:
             kept.parent.mkdir(parents=True, exist_ok=True)
-            publish(output, kept)
-        publish(output, Path(path))
+            publish(output, kept, _MODE)
+        publish(output, Path(path), _MODE)
     say(f"library of {Path(path).stat().st_size} bytes")
 
 
@@ -86,29 +94,3 @@ def _key(text: str, toolchain: Toolchain) -> str:
     ]
     names = (toolchain.variant, json.dumps(toolchain.llvm, sort_keys=True), version("apache-tvm"))
     return digest(text, *names, *sources)
-
-
-def _run_child(text: str, toolchain: Toolchain, output: Path) -> None:
-    request = {
-        "program": text,
-        "emitter": toolchain.emitter,
-        "variant": toolchain.variant,
-        "llvm": toolchain.llvm,
-        "output": str(output),
-    }
-    run_child("ds4c.lower.compile", request, output.parent, [output])
-
-
-def publish(source: Path, target: Path, mode: int = 0o755) -> None:
-    """Copy to a temporary name beside the target, sync, rename."""
-    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
-    try:
-        with os.fdopen(handle, "wb") as out, source.open("rb") as data:
-            shutil.copyfileobj(data, out)
-            out.flush()
-            os.fsync(out.fileno())
-        os.chmod(name, mode)
-        os.replace(name, target)
-    except BaseException:
-        Path(name).unlink(missing_ok=True)
-        raise

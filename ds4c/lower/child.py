@@ -1,44 +1,63 @@
-"""Compilers run in child processes, since the TVM wheel can end the process: both sides of that.
+"""Child processes of a build: started in a group of their own, their failures named in one line.
 
-A failure that the child can name goes to its standard output as one JSON line; the parent turns that, and any
-other end, into one error line.
+A compiler can end its process or hang on to others; whatever ends the parent ends them all. Both sides are
+here: `run_child` for the parent, `answer` for the child (`python -m MODULE REQUEST.json`).
 """
 
 from __future__ import annotations
 
 import json
 import os
+import shutil
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping, Sequence
+import tempfile
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ds4c import errors
 from ds4c.errors import CompileError, Ds4cError
 
+REQUEST_NAME = "request.json"
 
-def run_child(module: str, request: Mapping[str, Any], folder: Path, outputs: Sequence[Path]) -> None:
-    """Run `python -m MODULE REQUEST.json` to its end.
 
-    Args:
-        module: its `main` is `child_main` with a function of its own.
-        request: JSON for it.
-        folder: for the request and for temporary files.
-        outputs: files that must be there afterwards.
+@dataclass(frozen=True)
+class Ended:
+    """How a process ended: exit code (negative: a signal) and what it wrote."""
+
+    code: int
+    stdout: str
+    stderr: str
+
+    @property
+    def how(self) -> str:
+        """Signal or exit code, and the last line on standard error."""
+        named = f"signal {signal.Signals(-self.code).name}" if self.code < 0 else f"exit code {self.code}"
+        return f"{named} ({last_line(self.stderr)})"
+
+
+def last_line(text: str) -> str:
+    """The last line that says something, cut to 300 characters."""
+    return (text.strip().splitlines() or ["no message"])[-1][-300:]
+
+
+def run_tool(command: Sequence[str], folder: Path) -> Ended:
+    """Run a program in a folder, which is its folder for temporary files too.
 
     Raises:
-        CompileError: the child failed or died.
-        Ds4cError: of the class that the child named.
+        FileNotFoundError: there is no such program.
     """
-    request_file = folder / "request.json"
-    request_file.write_text(json.dumps(request))
-    environment = dict(os.environ, PYTHONPATH=os.pathsep.join(p for p in sys.path if p), TMPDIR=str(folder))
-    # A group of its own, so that a linker can be ended with its parent, whatever ended that.
+    # The entries of this process' search path, wherever it runs.
+    search = os.pathsep.join(os.path.abspath(p) for p in sys.path if p)
+    environment = dict(os.environ, PYTHONPATH=search, TMPDIR=str(folder))
+    # A group of its own, so that its children can be ended with it, whatever ended that.
     child = subprocess.Popen(
-        [sys.executable, "-m", module, str(request_file)],
+        command,
+        cwd=folder,
         stdin=subprocess.DEVNULL,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -53,26 +72,45 @@ def run_child(module: str, request: Mapping[str, Any], folder: Path, outputs: Se
         with suppress(ProcessLookupError):
             os.killpg(child.pid, signal.SIGKILL)
         child.wait()
-    if child.returncode == 0 and all(path.exists() for path in outputs):
-        return
-    raise _failure(child.returncode, stdout, stderr)
+    return Ended(child.returncode, stdout, stderr)
 
 
-def _failure(code: int, stdout: str, stderr: str) -> Exception:
+def run_child(
+    module: str, request: dict[str, Any], outputs: Sequence[Path], what: str = "kernel compiler"
+) -> None:
+    """Run a module that answers a request (`answer`), in the folder of its outputs.
+
+    Args:
+        module: name for `python -m`.
+        request: becomes JSON beside the outputs.
+        outputs: files it must write, all in one folder of temporary files.
+        what: name of the step, for messages.
+
+    Raises:
+        Ds4cError: what the child could name; else `CompileError` with how it ended.
+    """
+    folder = outputs[0].parent
+    path = folder / REQUEST_NAME
+    path.write_text(json.dumps(request))
+    ended = run_tool([sys.executable, "-m", module, str(path)], folder)
+    if ended.code or not all(output.exists() for output in outputs):
+        raise _failure(ended, what)
+
+
+def _failure(ended: Ended, what: str) -> Exception:
     """The child's own message if it left one, else how it ended."""
-    lines = stdout.strip().splitlines()
-    if code > 0 and lines and lines[-1].startswith('{"error"'):
+    lines = ended.stdout.strip().splitlines()
+    if ended.code > 0 and lines and lines[-1].startswith('{"error"'):
         found = json.loads(lines[-1])
         return getattr(errors, found["error"])(found["message"])
-    how = f"signal {signal.Signals(-code).name}" if code < 0 else f"exit code {code}"
-    last = (stderr.strip().splitlines() or ["no message"])[-1]
-    return CompileError(
-        f"kernel compiler: expected exit code 0, got {how} ({last[-300:]}); nothing was written, build again"
-    )
+    return CompileError(f"{what}: expected exit code 0, got {ended.how}; nothing was written, build again")
 
 
-def child_main(arguments: Sequence[str], run: Callable[[dict[str, Any]], None]) -> int:
-    """Entry of a child process: `run` gets the request; 0 on success."""
+def answer(arguments: Sequence[str], run: Callable[[dict[str, Any]], None]) -> int:
+    """Entry of a child: runs the request of a file; gives its exit code, 0 on success.
+
+    Failures go to standard output as one line of JSON.
+    """
     try:
         run(json.loads(Path(arguments[0]).read_text()))
     except Ds4cError as error:
@@ -84,3 +122,18 @@ def child_main(arguments: Sequence[str], run: Callable[[dict[str, Any]], None]) 
         print(json.dumps({"error": "CompileError", "message": message}))
         return 1
     return 0
+
+
+def publish(source: Path, target: Path, mode: int = 0o644) -> None:
+    """Copy to a temporary name beside the target, sync, rename."""
+    handle, name = tempfile.mkstemp(dir=target.parent, prefix=f".{target.name}.")
+    try:
+        with os.fdopen(handle, "wb") as out, source.open("rb") as data:
+            shutil.copyfileobj(data, out)
+            out.flush()
+            os.fsync(out.fileno())
+        os.chmod(name, mode)
+        os.replace(name, target)
+    except BaseException:
+        Path(name).unlink(missing_ok=True)
+        raise

@@ -1,6 +1,6 @@
 """The compiling child: `python -m ds4c.lower.compile REQUEST.json`.
 
-It runs apart from the caller since the wheel can end the process (`child.py`).
+It runs apart from the caller since the wheel can end the process.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from typing import Any
 
 from ds4c.errors import CompileError
 from ds4c.ir.kernel import Program
-from ds4c.lower.child import child_main
+from ds4c.lower.child import answer
 from ds4c.lower.program_json import program_from_json
 
 _EXPORTS = "{ global: __tvm_ffi_*; __TVM*; _TVM*; local: *; };\n"
@@ -62,10 +62,5 @@ def run(request: dict[str, Any]) -> None:
     _link(objects, output)
 
 
-def main(arguments: list[str]) -> int:
-    """Entry of the child process; 0 on success."""
-    return child_main(arguments, run)
-
-
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(answer(sys.argv[1:], run))

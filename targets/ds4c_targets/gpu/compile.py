@@ -15,7 +15,7 @@ from ds4c.ir.kernel import Call, EntryPoint, Program
 from ds4c.lower.child import answer
 from ds4c.lower.program_json import program_from_json
 from ds4c_runtime import launches as schema
-from ds4c_targets.gpu.args import Part
+from ds4c_targets.gpu.args import Binding, Part
 from ds4c_targets.gpu.emit import emit_kernel
 from ds4c_targets.gpu.text import cuda_text, metal_text, rocm_object
 from ds4c_targets.gpu.tuning import Tuning
@@ -75,12 +75,9 @@ def launch_plan(
     return plan
 
 
-def _param_name(operand: str, index: int) -> str:
-    return f"{index}:{operand}"
-
-
-def _dtype(dtype: str) -> Any:
-    return dtype
+def _param(name: str, binding: Binding) -> schema.Param:
+    dtype: Any = binding.dtype
+    return schema.Param(name, dtype)
 
 
 def _entry(entry: EntryPoint, program: Program, parts: Mapping[str, Sequence[Part]]) -> schema.Entry:
