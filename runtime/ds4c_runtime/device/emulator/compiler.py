@@ -1,0 +1,202 @@
+"""Compiles C++ with the system's compiler to libraries, cached by content.
+
+A library's name is a digest of everything it depends on, and a file appears under it only when it is
+complete, so processes share a cache folder without further ado.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import platform
+import re
+import shutil
+import subprocess
+import tempfile
+from collections.abc import Sequence
+from functools import cache
+from pathlib import Path
+
+from ds4c_runtime.errors import ArtifactError, DeviceError
+
+SHIM = Path(__file__).parent / "shim"
+CORE_SOURCE = SHIM / "core.cpp"
+_COMMON = (
+    "-std=c++17",
+    "-w",
+    "-fPIC",
+    "-shared",
+    "-fvisibility=hidden",
+    "-fno-exceptions",
+    "-fno-rtti",
+    "-fno-stack-protector",
+    "-fno-strict-aliasing",
+    "-ffp-contract=off",
+)
+_TEXT = ("-O2", "-g1", "-fno-math-errno", "-fno-trapping-math", "-ftrivial-auto-var-init=pattern")
+_CHECKED = (
+    "-DDS4_CHECKED",
+    "-fsanitize=thread",
+    "--param=tsan-instrument-func-entry-exit=0",
+    # The hooks are called per access: nothing may merge accesses or make calls of memset from loops.
+    "-fno-tree-vectorize",
+    "-fno-tree-loop-distribute-patterns",
+)
+_LIBRARIES = ("-nodefaultlibs", "-lm", "-lgcc", "-lc")
+"""Named, so that the sanitizer's own runtime is not among them."""
+_X86_FEATURES = {"fma": "-mfma", "f16c": "-mf16c", "avx2": "-mavx2", "bmi2": "-mbmi2"}
+_TIMEOUT_SECONDS = 600
+
+
+def cache_folder() -> Path:
+    """Where compiled libraries are kept: `ds4c/emulator` in `$XDG_CACHE_HOME` or `~/.cache`."""
+    base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
+    return Path(base).expanduser() / "ds4c" / "emulator"
+
+
+def compile_core() -> Path:
+    """The library of the scheduler and the checker.
+
+    Raises:
+        DeviceError: no compiler, or one that cannot compile it.
+    """
+    try:
+        return _compile([CORE_SOURCE.read_text()], ("-O2", *_machine_flags()))[0]
+    except ArtifactError as error:
+        raise DeviceError(
+            f"emulator not usable: expected a compiler that takes its own source, got {error}"
+        ) from error
+
+
+def compile_sources(sources: Sequence[str], *, checked: bool) -> list[Path]:
+    """Libraries of C++ sources, in order, each compiled by a child process unless it is in the cache.
+
+    Raises:
+        ArtifactError: a source does not compile; the message names the line of the kernel text.
+        DeviceError: no compiler.
+    """
+    flags = (*_TEXT, *(_CHECKED if checked else ()), *_machine_flags(wide=not checked))
+    return _compile(sources, flags)
+
+
+def _compile(sources: Sequence[str], flags: Sequence[str]) -> list[Path]:
+    folder = cache_folder()
+    compiler = find_compiler()
+    command = [compiler, *_COMMON, *flags, f"-I{SHIM}"]
+    common = hashlib.sha256(
+        repr((_identity(compiler), _COMMON, tuple(flags), _LIBRARIES, _shim_digest())).encode()
+    )
+    paths: list[Path] = []
+    running: list[_Child] = []
+    limit = os.cpu_count() or 1
+    try:
+        for source in sources:
+            digest = common.copy()
+            digest.update(source.encode())
+            path = folder / f"{digest.hexdigest()[:32]}.so"
+            paths.append(path)
+            if path.exists():
+                continue
+            if len(running) >= limit:
+                running.pop(0).finish()
+            running.append(_Child(command, source, path))
+        while running:
+            running.pop(0).finish()
+    finally:
+        for child in running:
+            child.stop()
+    return paths
+
+
+class _Child:
+    """One run of the compiler, in a folder of its own beside the library that it makes."""
+
+    def __init__(self, command: Sequence[str], source: str, path: Path) -> None:
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            self._folder = tempfile.TemporaryDirectory(prefix="compile-", dir=path.parent)
+        except OSError as error:
+            raise DeviceError(
+                f"emulator not usable: expected to write to {path.parent}, got {error}; set XDG_CACHE_HOME"
+            ) from error
+        self._path = path
+        self._made = Path(self._folder.name) / "made.so"
+        source_path = Path(self._folder.name) / "source.cpp"
+        source_path.write_text(source)
+        self._process = subprocess.Popen(
+            [*command, str(source_path), "-o", str(self._made), *_LIBRARIES],
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.PIPE,
+            text=True,
+            env={**os.environ, "LC_ALL": "C"},
+        )
+
+    def finish(self) -> None:
+        """Wait, then move the library to its name."""
+        try:
+            _, errors = self._process.communicate(timeout=_TIMEOUT_SECONDS)
+            if self._process.returncode:
+                raise ArtifactError(f"kernel text does not compile: {_first_error(errors)}")
+            self._made.replace(self._path)
+        finally:
+            self.stop()
+
+    def stop(self) -> None:
+        """End the process if it still runs, and remove its folder."""
+        if self._process.poll() is None:
+            self._process.kill()
+            self._process.communicate()
+        self._folder.cleanup()
+
+
+def _first_error(errors: str) -> str:
+    """The first error of the compiler in one line, without the paths of this machine."""
+    match = re.search(r"^(?:(\S+?):(\d+):\d+: )?(?:fatal )?error: (.*)$", errors, re.MULTILINE)
+    if match is None:
+        lines = errors.strip().splitlines()
+        return lines[-1] if lines else "the compiler gave no reason"
+    place = f"{Path(match[1]).name} line {match[2]}: " if match[1] else ""
+    return place + match[3]
+
+
+@cache
+def find_compiler() -> str:
+    """Path of the C++ compiler: `$CXX`, else `g++`, else `c++`.
+
+    Raises:
+        DeviceError: there is none.
+    """
+    for name in (os.environ.get("CXX"), "g++", "c++"):
+        if name and (found := shutil.which(name)):
+            return found
+    raise DeviceError("emulator not usable: expected a C++ compiler, got none; install g++ or set CXX")
+
+
+@cache
+def _identity(compiler: str) -> tuple[str, int, int]:
+    real = Path(compiler).resolve()
+    state = real.stat()
+    return str(real), state.st_size, state.st_mtime_ns
+
+
+@cache
+def _shim_digest() -> str:
+    digest = hashlib.sha256()
+    for path in sorted(SHIM.iterdir()):
+        digest.update(path.name.encode())
+        digest.update(path.read_bytes())
+    return digest.hexdigest()
+
+
+@cache
+def _machine_flags(*, wide: bool = True) -> tuple[str, ...]:
+    """Instructions that this machine has; without AVX2 if accesses must not be wider than 16 bytes."""
+    if platform.machine() not in ("x86_64", "AMD64"):
+        return ()
+    try:
+        present = set(Path("/proc/cpuinfo").read_text().split("flags", 1)[1].split("\n", 1)[0].split())
+    except (OSError, IndexError):
+        present = set[str]()
+    names = [n for n in _X86_FEATURES if n in present and (wide or n != "avx2")]
+    return ("-mno-red-zone", "-fcf-protection=none", *(_X86_FEATURES[n] for n in names))

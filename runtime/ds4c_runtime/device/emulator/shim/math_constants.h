@@ -1,0 +1,2 @@
+// Included by CUDA text; everything is in cuda_names.h.
+#include "cuda_names.h"
