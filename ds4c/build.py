@@ -104,7 +104,7 @@ def build(
         compiled = _compile(checkpoint, target, chosen, options.dump_ir, report)
         program = program_of(compiled.module)
         report(Stage("kernels", f"{len(program.kernels)} kernels for {target.name}:{variant}"))
-        target.build_library(program, variant, str(work / "kernels.so"))
+        target.build_kernels(program, variant, work, lambda line: report(Stage("kernels", line)))
         _write_weights(work, checkpoint, target, compiled, report)
         _write_side_files(work, checkpoint, compiled.module, target)
         report(Stage("manifest"))

@@ -37,7 +37,6 @@ from ds4c_runtime.step import Stepper
 STEP = "step"
 EMPTY = "nothing"
 """Entry point without calls; its time is what a call costs besides the kernel."""
-LIBRARY = "profile.so"
 RESOLUTION = 0.2
 """Microseconds; the time of a call besides its kernel varies by about as much."""
 
@@ -172,7 +171,7 @@ def profile(folder: Path, rows: int, position: int, repeats: int, threads: int =
         ArtifactError, DeviceError: as loading does. CompileError: the kernels could not be compiled.
     """
     with tempfile.TemporaryDirectory(prefix="ds4c-profile-") as work:
-        model, device = open_timed(folder, Path(work) / LIBRARY, threads)
+        model, device = open_timed(folder, Path(work), threads)
         vocabulary = model.manifest.model.vocab_size
         tokens = np.random.default_rng(0).integers(0, vocabulary, position + rows).tolist()
         session = model.session("profile")
@@ -190,16 +189,16 @@ def profile(folder: Path, rows: int, position: int, repeats: int, threads: int =
     return Profile(rows, position, whole, sum(k.microseconds for k in kernels), kernels)
 
 
-def open_timed(folder: Path, library: Path, threads: int) -> tuple[LocalModel, TimedDevice]:
-    """Load an artifact on a timed device, whose library of single calls is compiled to `library`."""
+def open_timed(folder: Path, work: Path, threads: int) -> tuple[LocalModel, TimedDevice]:
+    """Load an artifact on a timed device, whose library of single calls is compiled into `work`."""
     manifest = Manifest.read(folder)
     check_horizon(manifest)
     verify_files(folder, manifest)
     program = program_of(parse_module((folder / "module.mlir").read_text(), "module.mlir"))
     target = get_target(manifest.target.name)
-    target.build_library(profile_program(program), manifest.target.variant, str(library))
+    target.build_kernels(profile_program(program), manifest.target.variant, work)
     (step,) = (entry for entry in program.entry_points if entry.name == STEP)
-    device = TimedDevice(step.calls, dict(program.kernels), library)
+    device = TimedDevice(step.calls, dict(program.kernels), work / "kernels.so")
     device.load(folder, manifest, threads)
     store = StateStore(manifest, device, 1, manifest.limits.pages_per_session, snapshot_bytes=0)
     return LocalModel(manifest, device, store, Stepper(manifest, device, store)), device

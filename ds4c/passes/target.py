@@ -6,7 +6,7 @@ Finding a target is by entry point (`ds4c.targets`), so the compiler imports non
 from __future__ import annotations
 
 import importlib
-import pkgutil
+from collections.abc import Callable
 from importlib.metadata import entry_points
 from pathlib import Path
 from typing import Any, Protocol
@@ -61,15 +61,18 @@ class Target(Protocol):
         """Files the artifact must carry to run (name in the artifact, path here), with their licences."""
         ...
 
-    def build_library(self, program: Program, variant: str, path: str, log: Any = None) -> None:
-        """Compile a program to a shared library at `path`, in a child process."""
+    def build_kernels(
+        self, program: Program, variant: str, folder: Path, log: Callable[[str], None] | None = None
+    ) -> None:
+        """Compile a program, in a child process, into the files that a device loads."""
         ...
 
 
 def target_names() -> tuple[str, ...]:
     """Names of the targets that are installed, sorted."""
     folders: list[str] = list(importlib.import_module("ds4c_targets").__path__)
-    bare = {m.name for m in pkgutil.iter_modules(folders) if m.ispkg}  # a bare checkout has no entry points
+    # a bare checkout has no entry points
+    bare = {path.parent.name for folder in folders for path in Path(folder).glob("*/target.yaml")}
     return tuple(sorted({*entry_points(group="ds4c.targets").names, *bare}))
 
 

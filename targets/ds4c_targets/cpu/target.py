@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from collections.abc import Callable
 from dataclasses import dataclass
 from functools import cache
 from importlib.metadata import PackageNotFoundError, distribution
@@ -154,6 +155,12 @@ class CpuTarget:
                 raise TargetError(f"cpu target: expected a file {suffix} in apache-tvm, got none")
             found.append((name, paths[0]))
         return tuple(found)
+
+    def build_kernels(
+        self, program: Program, variant: str, folder: Path, log: Callable[[str], None] | None = None
+    ) -> None:
+        """Compile a program to `kernels.so`; raises what `build_library` raises."""
+        self.build_library(program, variant, str(folder / "kernels.so"))
 
     def build_library(
         self, program: Program, variant: str, path: str, log: Any = None, cache: str = ""

@@ -60,9 +60,7 @@ def launch_plan(
         schema.Function(
             part.name,
             symbol,
-            tuple(
-                schema.Param(_param_name(b.operand, i), _dtype(b.dtype)) for i, b in enumerate(part.bindings)
-            ),
+            tuple(_param(v.name, b) for v, b in zip(part.function.params, part.bindings, strict=True)),
             part.threads,
             part.shared_bytes,
         )

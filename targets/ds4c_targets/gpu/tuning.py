@@ -18,7 +18,6 @@ class Tuning:
         gemv_tokens: token rows of a warp of a matrix product; `gemv_rows * gemv_tokens` is at most 32.
         attention_rows: rows of one chunk of attention; chunks are parallel and merged in order.
         attention_heads: heads of one block of attention, a warp each.
-        shared_bytes: shared memory that a block may use.
     """
 
     threads: int = 256
@@ -26,7 +25,6 @@ class Tuning:
     gemv_tokens: int = 8
     attention_rows: int = 64
     attention_heads: int = 8
-    shared_bytes: int = 32768
 
     @property
     def warps(self) -> int:

@@ -80,7 +80,7 @@ def test_an_artifact_of_small_steps_is_refused() -> None:
 @pytest.fixture(scope="module")
 def timed(built: Build, tmp_path_factory: pytest.TempPathFactory) -> tuple[object, TimedDevice]:
     folder = tmp_path_factory.mktemp("profile")
-    return open_timed(built("tiny-8").artifact, folder / "profile.so", 1)
+    return open_timed(built("tiny-8").artifact, folder, 1)
 
 
 def test_the_calls_one_by_one_are_the_step(built: Build, timed: tuple[object, TimedDevice]) -> None:
