@@ -2,7 +2,12 @@
 
 from ds4c_runtime.launches import Function, Param
 
-CUDA_TOTAL = """#include <cuda_fp16.h>
+CUDA_PRELUDE = """#include <cuda_fp16.h>
+typedef unsigned int uint; typedef unsigned char uchar; typedef unsigned short ushort;
+typedef signed char int8_t; typedef unsigned char uint8_t; typedef unsigned short uint16_t;
+typedef unsigned int uint32_t; typedef long long int64_t; typedef unsigned long long uint64_t;
+"""
+CUDA_TOTAL = """
 extern "C" __global__ void __launch_bounds__(256) total(float* __restrict__ x, float* __restrict__ y);
 extern "C" __global__ void __launch_bounds__(256) total(float* __restrict__ x, float* __restrict__ y) {
   __shared__ alignas(64) float red[8];
@@ -54,7 +59,7 @@ kernel void total(  device float* x [[ buffer(0) ]],
   }
 }
 """
-TOTALS = {"cuda": CUDA_TOTAL, "metal": METAL_TOTAL}
+TOTALS = {"cuda": CUDA_PRELUDE + CUDA_TOTAL, "metal": METAL_TOTAL}
 """`y[block] = sum of x[256 * block : 256 * (block + 1)]`."""
 
 

@@ -7,7 +7,7 @@ import re
 import shutil
 import subprocess
 import threading
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -84,6 +84,7 @@ class Core:
         regions: ctypes.Array[RegionStruct],
         mode: Mode,
         names: Sequence[str],
+        lines: Mapping[str, int],
     ) -> None:
         """Run launches in order; releases the GIL.
 
@@ -91,7 +92,8 @@ class Core:
             launches: what to run; everything they point to must live.
             regions: all memory that kernels may touch, for messages and checks.
             mode: how to run; must be the one that the kernels were compiled for.
-            names: of the functions, for messages.
+            names: of the functions of the launches.
+            lines: on which functions begin in their text, by name.
 
         Raises:
             EmulatorFault: naming function, line, block and thread.
@@ -104,9 +106,12 @@ class Core:
             message = self._library.ds4_emulator_error().decode()
             offset = ctypes.c_size_t()
             place = self._library.ds4_emulator_error_place(ctypes.byref(offset))
-        line = _source_line(Path(place.decode()), offset.value - 1) if place else None
-        where = f"line {line}: " if line else ""
-        raise EmulatorFault(f"{names[failed]}: {where}{message}")
+        name = names[failed]
+        line = _source_line(Path(place.decode()), offset.value - 1, name) if place else None
+        relative = message if line is None else f"line {line}: {message}"
+        first = lines[name]
+        absolute = re.sub(r"\bline (\d+)", lambda match: f"line {first + int(match[1]) - 1}", relative)
+        raise EmulatorFault(f"{name}: {absolute}")
 
 
 @cache
@@ -120,8 +125,8 @@ def kernel_address(library: ctypes.CDLL, name: str) -> int:
     return ctypes.addressof(ctypes.c_char.in_dll(library, f"ds4_kernel_{name}"))
 
 
-def _source_line(library: Path, offset: int) -> int | None:
-    """The line of kernel text of an offset in a library; None if nothing can tell."""
+def _source_line(library: Path, offset: int, function: str) -> int | None:
+    """The line of a function's text of an offset in its library; None if nothing can tell."""
     tool = shutil.which("addr2line")
     if tool is None:
         return None
@@ -130,5 +135,5 @@ def _source_line(library: Path, offset: int) -> int | None:
         text = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True).stdout
     except (OSError, subprocess.SubprocessError):
         return None
-    match = re.search(r"kernels\.(?:cu|metal):(\d+)", text)
+    match = re.search(rf"\b{function}:(\d+)", text)
     return int(match[1]) if match else None

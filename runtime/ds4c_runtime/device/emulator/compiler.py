@@ -17,7 +17,7 @@ from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 
-from ds4c_runtime.errors import ArtifactError, DeviceError
+from ds4c_runtime.errors import DeviceError
 
 SHIM = Path(__file__).parent / "shim"
 CORE_SOURCE = SHIM / "core.cpp"
@@ -48,6 +48,10 @@ _X86_FEATURES = {"fma": "-mfma", "f16c": "-mf16c", "avx2": "-mavx2", "bmi2": "-m
 _TIMEOUT_SECONDS = 600
 
 
+class CompileError(Exception):
+    """A source does not compile; one line."""
+
+
 def cache_folder() -> Path:
     """Where compiled libraries are kept: `ds4c/emulator` in `$XDG_CACHE_HOME` or `~/.cache`."""
     base = os.environ.get("XDG_CACHE_HOME") or "~/.cache"
@@ -62,7 +66,7 @@ def compile_core() -> Path:
     """
     try:
         return _compile([CORE_SOURCE.read_text()], ("-O2", *_machine_flags()))[0]
-    except ArtifactError as error:
+    except CompileError as error:
         raise DeviceError(
             f"emulator not usable: expected a compiler that takes its own source, got {error}"
         ) from error
@@ -72,7 +76,7 @@ def compile_sources(sources: Sequence[str], *, checked: bool) -> list[Path]:
     """Libraries of C++ sources, in order, each compiled by a child process unless it is in the cache.
 
     Raises:
-        ArtifactError: a source does not compile; the message names the line of the kernel text.
+        CompileError: a source does not compile.
         DeviceError: no compiler.
     """
     flags = (*_TEXT, *(_CHECKED if checked else ()), *_machine_flags(wide=not checked))
@@ -137,7 +141,7 @@ class _Child:
         try:
             _, errors = self._process.communicate(timeout=_TIMEOUT_SECONDS)
             if self._process.returncode:
-                raise ArtifactError(f"kernel text does not compile: {_first_error(errors)}")
+                raise CompileError(_first_error(errors))
             self._made.replace(self._path)
         finally:
             self.stop()
@@ -151,8 +155,8 @@ class _Child:
 
 
 def _first_error(errors: str) -> str:
-    """The first error of the compiler in one line, without the paths of this machine."""
-    match = re.search(r"^(?:(\S+?):(\d+):\d+: )?(?:fatal )?error: (.*)$", errors, re.MULTILINE)
+    """The first error of the compiler in one line, with the file and the line that the source names."""
+    match = re.search(r"^(?:([^\s:]+):(\d+):\d+: )?(?:fatal )?error: (.*)$", errors, re.MULTILINE)
     if match is None:
         lines = errors.strip().splitlines()
         return lines[-1] if lines else "the compiler gave no reason"

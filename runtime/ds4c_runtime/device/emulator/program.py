@@ -3,19 +3,18 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 
-from ds4c_runtime.device.emulator.calls import LaunchStruct, RegionStruct, core, kernel_address
-from ds4c_runtime.device.emulator.compiler import compile_sources
+from ds4c_runtime.device.emulator.calls import LaunchStruct, RegionStruct, core
 from ds4c_runtime.device.emulator.guarded import address_of, guarded_bytes
+from ds4c_runtime.device.emulator.kernels import Kernels, compile_kernels
 from ds4c_runtime.device.emulator.mode import CHECKED, FAST, SHUFFLED, Mode
-from ds4c_runtime.device.emulator.sources import FILES, Kind, make_source, split_text
-from ds4c_runtime.errors import ArtifactError
+from ds4c_runtime.device.emulator.sources import Kind
 from ds4c_runtime.launches import Function
 
 __all__ = [
@@ -23,17 +22,13 @@ __all__ = [
     "FAST",
     "SHUFFLED",
     "EmulatedProgram",
-    "Kernels",
     "Mode",
     "ProgramCall",
     "Uninitialised",
-    "compile_kernels",
     "compile_text",
     "initialised_cells",
 ]
 
-BATCH_BYTES = 48_000
-"""Text that one child process compiles: more costs parallelism, less costs starts of the compiler."""
 ALIGNMENT = 64
 
 
@@ -63,56 +58,6 @@ class ProgramCall:
     name: str
     buffers: Sequence[Buffer]
     grid: tuple[int, int, int]
-
-
-@dataclass(frozen=True)
-class Kernels:
-    """Compiled functions: addresses for the scheduler, and what keeps them alive."""
-
-    functions: Mapping[str, Function]
-    addresses: Mapping[str, int]
-    libraries: tuple[ctypes.CDLL, ...]
-
-
-def compile_kernels(text: str, kind: Kind, functions: Sequence[Function], mode: Mode) -> Kernels:
-    """Compile functions of a text in child processes, or take them from the cache.
-
-    Raises:
-        ArtifactError: a function is missing in the text or does not compile; one line.
-        DeviceError: no compiler.
-    """
-    common, sections = split_text(text, kind)
-    for function in functions:
-        if function.name not in sections:
-            raise ArtifactError(
-                f"{FILES[kind]} rejected: expected a function {function.name}, got none of that name; "
-                "build again"
-            )
-    checked = mode.name == "checked"
-    batches = _batches(functions, {name: len(s.text) for name, s in sections.items()})
-    sources = [
-        make_source(common, [sections[f.name] for f in batch], batch, kind, checked=checked)
-        for batch in batches
-    ]
-    libraries = tuple(core().load(path) for path in compile_sources(sources, checked=checked))
-    addresses = {
-        f.name: kernel_address(library, f.name)
-        for library, batch in zip(libraries, batches, strict=True)
-        for f in batch
-    }
-    return Kernels({f.name: f for f in functions}, addresses, libraries)
-
-
-def _batches(functions: Sequence[Function], sizes: Mapping[str, int]) -> list[list[Function]]:
-    batches: list[list[Function]] = []
-    room = 0
-    for function in functions:
-        if room < sizes[function.name] or not batches:
-            batches.append([])
-            room = BATCH_BYTES
-        batches[-1].append(function)
-        room -= sizes[function.name]
-    return batches
 
 
 def initialised_cells(elements: int) -> NDArray[np.uint64]:
@@ -181,7 +126,7 @@ class EmulatedProgram:
             launch.args = ctypes.addressof(args)
             launch.grid[:] = call.grid
             launch.threads = function.threads
-        core().run(launches, memory.regions(), self.mode, [c.name for c in calls])
+        core().run(launches, memory.regions(), self.mode, [c.name for c in calls], self._kernels.lines)
         memory.write_back()
 
 

@@ -86,46 +86,39 @@ def split_text(text: str, kind: Kind) -> tuple[str, dict[str, Section]]:
     return common, sections
 
 
-def make_source(
-    common: str, sections: Sequence[Section], functions: Sequence[Function], kind: Kind, *, checked: bool
-) -> str:
-    """C++ of some functions, which exports a `ds4_kernel_NAME` for each.
+def make_source(common: str, section: Section, function: Function, kind: Kind, *, checked: bool) -> str:
+    """C++ of one function, which exports a `ds4_kernel_NAME`.
+
+    Lines of the function are counted from its own first one, so that a change above it does not change this
+    source: `Section.line` leads back to the whole text.
 
     Args:
         common: text before all functions.
-        sections: text of the functions.
-        functions: what the launches say of them, in the same order.
+        section: text of the function.
+        function: what the launches say of it.
         kind: language of the text.
         checked: whether it is for the checked mode.
 
     Raises:
         ArtifactError: a declaration or a list of parameters that is not understood.
     """
-    parts = [f'#include "{_HEADERS[kind]}"\n', f'#line 1 "{FILES[kind]}"\n{common}\n' if common else ""]
-    for section, function in zip(sections, functions, strict=True):
-        parts.append(_function_source(section, function, kind, checked=checked))
-    return "".join(parts)
-
-
-def _function_source(section: Section, function: Function, kind: Kind, *, checked: bool) -> str:
     name = section.name
     arrays = _SHARED[kind].findall(section.text)
     body = _SHARED[kind].sub(rf"\1(&\2)[\3] = ((shared_{name}*)ds4::shared_memory())->\2;", section.text)
     if left := _LEFT_OVER[kind].search(body):
-        line = section.line + body.count("\n", 0, left.start())
+        at = body.count("\n", 0, left.start())
         raise ArtifactError(
-            f"{FILES[kind]} rejected: line {line}, {name}: expected shared arrays of one constant extent, "
-            f"got {body.splitlines()[line - section.line].strip()!r}"
+            f"{FILES[kind]} rejected: line {section.line + at}, {name}: expected shared arrays of one "
+            f"constant extent, got {body.splitlines()[at].strip()!r}"
         )
     arguments = ", ".join(_arguments(section, function, kind))
-    binding = (
+    return (
+        f'#include "{_HEADERS[kind]}"\n#line 1 "{FILES[kind]}"\n{common}\n'
+        f'{_shared_struct(name, arrays, checked=checked)}#line 1 "{name}"\n{body}\n'
         f"DS4_UNCHECKED static void body_{name}(void** args) {{ {name}({arguments}); }}\n"
         f'extern "C" __attribute__((visibility("default"))) ds4::Kernel ds4_kernel_{name} = '
         f'{{"{name}", body_{name}, {_table(name, arrays)}}};\n'
     )
-    before = f'{_shared_struct(name, arrays, checked=checked)}#line {section.line} "{FILES[kind]}"\n'
-    text = f"{before}{body}\n{binding}"
-    return f"namespace section_{name} {{\n{text}}}\n" if kind == "metal" else text
 
 
 def _shared_struct(name: str, arrays: Sequence[tuple[str, str, str]], *, checked: bool) -> str:

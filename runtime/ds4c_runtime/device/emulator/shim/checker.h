@@ -10,7 +10,7 @@
 
 namespace ds4 {
 
-typedef uint64_t Stamp;  // phase << THREAD_BITS | thread; 0: never
+typedef u64 Stamp;  // phase << THREAD_BITS | thread; 0: never
 constexpr uint THREAD_BITS = 12;
 constexpr Stamp MANY = (1 << THREAD_BITS) - 1;         // several threads of one block
 constexpr Stamp MANY_BLOCKS = (1 << THREAD_BITS) - 2;  // threads of several blocks
@@ -32,7 +32,7 @@ static const Region* regions;
 static uint num_regions;
 static uint last_region;
 static Cell* shared_cells;
-static uint64_t launch_phase, block_phase;
+static u64 launch_phase, block_phase;
 
 static void check_begin_launch() {
   launch_phase = core.phase + 1;
@@ -69,7 +69,7 @@ static const char* where() {
 
 // Whether the access of a stamp and one by the current thread now could happen in either order.
 static bool clashes(Stamp stamp, bool is_shared) {
-  uint64_t phase = stamp >> THREAD_BITS;
+  u64 phase = stamp >> THREAD_BITS;
   Stamp thread = stamp & MANY;
   if (phase < launch_phase) return false;
   if (phase < block_phase) return !is_shared;  // another block: its shared memory was another one

@@ -4,6 +4,7 @@
 // thread that ends without ever having met another leaves its stack to the next one.
 #include <setjmp.h>
 #include <stdarg.h>
+#include <stdint.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -37,7 +38,7 @@ static char* stacks;
 static char* shared_end;
 static const Kernel* kernel;
 static uint flags;
-static uint64_t random_state;
+static u64 random_state;
 static char message[512];
 static const void* message_pc;
 
@@ -74,7 +75,7 @@ static bool may_run(const Thread* t) { return t->ticket <= t->warp->released; }
   uint n = core.threads.x, exited = 0, waiting = 0, at_barrier = 0;
   const Thread* shuffler = nullptr;
   for (uint i = 0; i < n; i++) {
-    uint64_t ticket = threads[i].ticket;
+    u64 ticket = threads[i].ticket;
     exited += ticket == EXITED;
     at_barrier += ticket == AT_BARRIER;
     if (ticket < AT_BARRIER) {
@@ -86,7 +87,7 @@ static bool may_run(const Thread* t) { return t->ticket <= t->warp->released; }
     fail("line %d: divergence: %u of %u threads at a barrier, %u have exited", core.barrier_line, at_barrier, n, exited);
   uint gone = 0, missing = 0;
   for (uint i = 0; i < LANES; i++) {
-    uint64_t ticket = threads[shuffler->warp->first->number / LANES * LANES + i].ticket;
+    u64 ticket = threads[shuffler->warp->first->number / LANES * LANES + i].ticket;
     gone += ticket == EXITED;
     missing += ticket == AT_BARRIER;
   }
@@ -182,18 +183,18 @@ static void prepare_block() {
 static void check_begin_launch();
 static void check_begin_block();
 
-static uint64_t common_divisor(uint64_t a, uint64_t b) { return b ? common_divisor(b, a % b) : a; }
+static u64 common_divisor(u64 a, u64 b) { return b ? common_divisor(b, a % b) : a; }
 
 static void run_launch(const Launch& launch) {
   prepare_launch(launch);
   check_begin_launch();
-  uint64_t blocks = (uint64_t)launch.grid[0] * launch.grid[1] * launch.grid[2], step = 1, at = 0;
+  u64 blocks = (u64)launch.grid[0] * launch.grid[1] * launch.grid[2], step = 1, at = 0;
   if ((flags & SHUFFLE) && blocks > 1) {
     do step = 1 + random_below((uint)(blocks - 1));
     while (common_divisor(step, blocks) != 1);
     at = random_below((uint)blocks);
   }
-  for (uint64_t i = 0; i < blocks; i++, at = (at + step) % blocks) {
+  for (u64 i = 0; i < blocks; i++, at = (at + step) % blocks) {
     core.block = {(uint)(at % core.grid.x), (uint)(at / core.grid.x % core.grid.y),
                   (uint)(at / core.grid.x / core.grid.y)};
     prepare_block();
@@ -255,7 +256,7 @@ void ds4_emulator_regions(const ds4::Region* list, uint count) {
 }
 
 // Runs launches in order. Returns the index of the one that failed, or -1; `ds4_emulator_error` tells why.
-int ds4_emulator_run(const ds4::Launch* launches, int count, uint flags, uint64_t seed) {
+int ds4_emulator_run(const ds4::Launch* launches, int count, uint flags, ds4::u64 seed) {
   using namespace ds4;
   message[0] = 0;
   message_pc = nullptr;

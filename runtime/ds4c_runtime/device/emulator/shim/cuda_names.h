@@ -26,6 +26,15 @@
   ds4::shuffle(__LINE__, value, ds4::lane_in_part(source, width))
 #define __shfl_xor_sync(mask, value, bits, ...) ds4::shuffle(__LINE__, value, ds4::lane_index() ^ (bits))
 
+// As the artifacts' own prelude has them.
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef long long int64_t;
+typedef unsigned long long uint64_t;
 typedef half __half;
 typedef half2 __half2;
 
@@ -80,8 +89,8 @@ DS4_EXACT(float, max, float a, float b) { return fmaxf(a, b); }
   DS4_EXACT(T, max, T a, T b) { return b > a ? b : a; }
 DS4_MIN_MAX(int)
 DS4_MIN_MAX(uint)
-DS4_MIN_MAX(long)
-DS4_MIN_MAX(unsigned long)
+DS4_MIN_MAX(long long)
+DS4_MIN_MAX(unsigned long long)
 #undef DS4_MIN_MAX
 DS4_EXACT(int, abs, int x) { return x < 0 ? -x : x; }
 DS4_EXACT(int, __popc, uint x) { return __builtin_popcount(x); }

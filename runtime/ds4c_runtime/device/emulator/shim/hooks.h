@@ -18,8 +18,8 @@ DS4_HOOKS(4)
 DS4_HOOKS(8)
 DS4_HOOKS(16)
 #undef DS4_HOOKS
-DS4_HOOK __tsan_read_range(void* p, size_t n) { ds4_core->access(p, n, false, __builtin_return_address(0)); }
-DS4_HOOK __tsan_write_range(void* p, size_t n) { ds4_core->access(p, n, true, __builtin_return_address(0)); }
+DS4_HOOK __tsan_read_range(void* p, ds4::size n) { ds4_core->access(p, n, false, __builtin_return_address(0)); }
+DS4_HOOK __tsan_write_range(void* p, ds4::size n) { ds4_core->access(p, n, true, __builtin_return_address(0)); }
 DS4_HOOK __tsan_func_entry(void*) {}
 DS4_HOOK __tsan_func_exit() {}
 DS4_HOOK __tsan_init() {}

@@ -11,6 +11,14 @@
 #define thread
 #define threadgroup
 
+typedef signed char int8_t;
+typedef unsigned char uint8_t;
+typedef short int16_t;
+typedef unsigned short uint16_t;
+typedef int int32_t;
+typedef unsigned int uint32_t;
+typedef long int64_t;
+typedef unsigned long uint64_t;
 typedef unsigned long ulong;
 
 constexpr half operator""h(long double value) { return (half)value; }

@@ -80,7 +80,7 @@ DS4_RENDEZVOUS V shuffle(int line, V value, int lane) {
   static_assert(sizeof(V) <= 8, "a shuffle moves up to 8 bytes");
   Thread* me = ds4_core->current;
   Warp* warp = me->warp;
-  uint64_t* slots = warp->slots[warp->released & 1];
+  u64* slots = warp->slots[warp->released & 1];
   __builtin_memcpy(&slots[me->lane], &value, sizeof(V));
   meet(line);
   if (__builtin_expect((uint)lane >= LANES, 0)) ds4_core->fail("line %d: shuffle from lane %d", line, lane);
@@ -89,22 +89,22 @@ DS4_RENDEZVOUS V shuffle(int line, V value, int lane) {
   return result;
 }
 
-// Up to 32 bytes of each lane: hands over `size` bytes, returns those of all lanes, 32 bytes apart.
-DS4_RENDEZVOUS const char* exchange(int line, const void* mine, size_t size) {
+// Up to 32 bytes of each lane: hands over `bytes` of them, returns those of all lanes, 32 bytes apart.
+DS4_RENDEZVOUS const char* exchange(int line, const void* mine, size bytes) {
   Thread* me = ds4_core->current;
   Warp* warp = me->warp;
-  uint64_t(*slots)[4] = warp->wide[warp->released & 1];
-  __builtin_memcpy(slots[me->lane], mine, size);
+  u64(*slots)[4] = warp->wide[warp->released & 1];
+  __builtin_memcpy(slots[me->lane], mine, bytes);
   meet(line);
   return (const char*)slots;
 }
 
 // Tells the checker of memory that the shim itself reads or writes for a kernel.
-__attribute__((always_inline)) static inline void touch(const void* address, size_t size, bool is_write) {
+__attribute__((always_inline)) static inline void touch(const void* address, size bytes, bool is_write) {
 #ifdef DS4_CHECKED
-  ds4_core->access(address, size, is_write, __builtin_return_address(0));
+  ds4_core->access(address, bytes, is_write, __builtin_return_address(0));
 #else
-  (void)address, (void)size, (void)is_write;
+  (void)address, (void)bytes, (void)is_write;
 #endif
 }
 

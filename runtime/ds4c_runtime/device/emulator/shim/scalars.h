@@ -1,8 +1,6 @@
 // Scalar types and functions that both languages build on. No system header is used: their parsing would cost more than
 // the kernels, and their overloads would be candidates for calls in a text.
 #pragma once
-#include <stdint.h>
-
 #if defined(__x86_64__)
 typedef _Float16 half;
 #else
