@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from collections.abc import Sequence
+from functools import cache
 from typing import Any, Literal
 
 import tvm
@@ -14,9 +15,13 @@ from tvm.tirx import op, transform
 Kind = Literal["cuda", "metal", "rocm"]
 
 CUDA_PRELUDE = """#include <cuda_fp16.h>
-typedef unsigned int uint; typedef unsigned char uchar; typedef unsigned short ushort;
+#ifdef __CUDACC_RTC__
 typedef signed char int8_t; typedef unsigned char uint8_t; typedef unsigned short uint16_t;
 typedef unsigned int uint32_t; typedef long long int64_t; typedef unsigned long long uint64_t;
+#else
+#include <cstdint>
+#endif
+typedef unsigned int uint; typedef unsigned char uchar; typedef unsigned short ushort;
 """
 """Instead of TVM's, which includes headers of a toolkit that kernels do not need."""
 
@@ -28,6 +33,7 @@ _TARGETS: dict[str, dict[str, Any]] = {
 _NAMES = {"tirx.fma": ("fmaf", "fma", "llvm.fma"), "tirx.nearbyint": ("rintf", "rint", "llvm.rint")}
 
 
+@cache
 def _register() -> None:
     """Teach TVM the names of exact functions; its own would be missing, or less exact, on some target."""
 
