@@ -15,11 +15,11 @@ from tvm.tirx import op, transform
 Kind = Literal["cuda", "metal", "rocm"]
 
 CUDA_PRELUDE = """#include <cuda_fp16.h>
-#ifdef __CUDACC_RTC__
+#if defined(__CUDACC__) && !defined(__CUDACC_RTC__)
+#include <cstdint>
+#else
 typedef signed char int8_t; typedef unsigned char uint8_t; typedef unsigned short uint16_t;
 typedef unsigned int uint32_t; typedef long long int64_t; typedef unsigned long long uint64_t;
-#else
-#include <cstdint>
 #endif
 typedef unsigned int uint; typedef unsigned char uchar; typedef unsigned short ushort;
 """
