@@ -1,6 +1,6 @@
 """Builds without weights of the shapes of DeepSeek-V4 for every GPU target: seconds, memory, sizes, launches.
 
-`python -m benchmarks.gpu_build [--models flash,pro] [--targets cuda,rocm,metal] [--json FILE]` prints a table.
+`python -m benchmarks.gpu_build [--models flash,pro] [--targets cuda,rocm,metal] [--json FILE]`: a table.
 Each build is a process of its own; its memory is the largest resident set of that process or of one below it.
 """
 
