@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ds4c.cli.common import ArtifactArgument, JsonOption, print_json, result_console, usage_error
+from ds4c.cli.common import (
+    ArtifactArgument,
+    DeviceOption,
+    JsonOption,
+    ThreadsOption,
+    print_json,
+    result_console,
+    usage_error,
+)
 
 if TYPE_CHECKING:
     from ds4c_runtime.local import LocalModel
@@ -24,7 +32,8 @@ SETTINGS = ("artifact", "artifact_id", "target")
 
 def run(
     artifact: ArtifactArgument,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of the kernels.")] = 1,
+    threads: ThreadsOption = 1,
+    device: DeviceOption = None,
     context: Annotated[
         int | None,
         typer.Option(
@@ -60,12 +69,13 @@ def run(
     _check_options(profile, rewind, rows, output)
     at = DEFAULT_CONTEXT if context is None else context
     if profile:
+        _check_profiled(artifact, device)
         _profile(artifact, rows, at, repeats, threads, output, as_json)
         return
     if rewind:
-        _rewinds(artifact, threads, context, repeats, output, as_json)
+        _rewinds(artifact, threads, device, context, repeats, output, as_json)
         return
-    result = measure_artifact(artifact, threads, at, repeats)
+    result = measure_artifact(artifact, threads, at, repeats, device)
     if as_json:
         print_json(result)
     else:
@@ -85,7 +95,20 @@ def _check_options(profile: bool, rewind: bool, rows: int, output: Path | None) 
         check_picture()
 
 
-def measure_artifact(artifact: Path, threads: int, context: int, repeats: int) -> dict[str, Any]:
+def _check_profiled(artifact: Path, device: str | None) -> None:
+    from ds4c_runtime.devices import default_device
+    from ds4c_runtime.manifest import Manifest
+
+    chosen = device or default_device(Manifest.read(artifact))
+    if chosen != "cpu":
+        usage_error(
+            f"--profile: expected device cpu, whose kernels run one by one, got {chosen}; leave out --profile"
+        )
+
+
+def measure_artifact(
+    artifact: Path, threads: int, context: int, repeats: int, device: str | None = None
+) -> dict[str, Any]:
     """Everything `ds4c bench` reports; times in milliseconds unless the name says otherwise.
 
     Raises:
@@ -94,13 +117,14 @@ def measure_artifact(artifact: Path, threads: int, context: int, repeats: int) -
     from ds4c_runtime.local import open_local
 
     start = time.perf_counter()
-    model = open_local(artifact, threads=threads)
+    model = open_local(artifact, threads=threads, device=device)
     load_ms = (time.perf_counter() - start) * 1e3
     check_limits(model, context, VERIFY_ROWS)
     return {
         "artifact": str(artifact),
         "artifact_id": model.manifest.artifact_id,
         "target": f"{model.manifest.target.name}:{model.manifest.target.variant}",
+        "device": model.device.name,
         "threads": threads,
         "context": context,
         "repeats": repeats,
@@ -222,12 +246,18 @@ def _profile(
 
 
 def _rewinds(
-    artifact: Path, threads: int, context: int | None, repeats: int, output: Path | None, as_json: bool
+    artifact: Path,
+    threads: int,
+    device: str | None,
+    context: int | None,
+    repeats: int,
+    output: Path | None,
+    as_json: bool,
 ) -> None:
     from ds4c.cli.bench_picture import draw_rewinds, print_rewinds
     from ds4c.cli.bench_rewind import measure_rewinds
 
-    result = measure_rewinds(artifact, threads, context, repeats)
+    result = measure_rewinds(artifact, threads, context, repeats, device)
     if output is not None:
         draw_rewinds(result, output)
     if as_json:

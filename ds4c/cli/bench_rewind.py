@@ -95,7 +95,9 @@ class _Samples:
     prefill: list[float]
 
 
-def measure_rewinds(artifact: Path, threads: int, context: int | None, repeats: int) -> dict[str, Any]:
+def measure_rewinds(
+    artifact: Path, threads: int, context: int | None, repeats: int, device: str | None = None
+) -> dict[str, Any]:
     """Everything `ds4c bench --rewind` reports, as plain JSON values.
 
     Args:
@@ -103,6 +105,7 @@ def measure_rewinds(artifact: Path, threads: int, context: int | None, repeats: 
         threads: of the kernels.
         context: the only position to rewind from; by default those of `CONTEXTS` that fit.
         repeats: measurements of each rewind.
+        device: by default that of the artifact's target.
 
     Raises:
         CommandFailure: the context does not fit, or a rewind did not do what was planned.
@@ -110,7 +113,7 @@ def measure_rewinds(artifact: Path, threads: int, context: int | None, repeats: 
     manifest = Manifest.read(artifact)
     contexts = chosen_contexts(manifest, context)
     pages = SESSIONS * (contexts[-1] // manifest.limits.page_tokens + 2)
-    model = open_local(artifact, sessions=SESSIONS, threads=threads, pages=pages)
+    model = open_local(artifact, sessions=SESSIONS, threads=threads, device=device, pages=pages)
     tokens = np.random.default_rng(0).integers(0, manifest.model.vocab_size, contexts[-1] + 1).tolist()
     session = model.session("bench")
     times: list[RewindTime] = []
@@ -127,6 +130,7 @@ def measure_rewinds(artifact: Path, threads: int, context: int | None, repeats: 
         "artifact": str(artifact),
         "artifact_id": manifest.artifact_id,
         "target": f"{manifest.target.name}:{manifest.target.variant}",
+        "device": model.device.name,
         "threads": threads,
         "horizon": manifest.limits.horizon,
         "snapshot_interval": manifest.limits.page_tokens,

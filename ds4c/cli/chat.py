@@ -8,13 +8,19 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ds4c.cli.common import ArtifactArgument, CommandFailure, describe_failure, print_note
+from ds4c.cli.common import (
+    ArtifactArgument,
+    CommandFailure,
+    DeviceOption,
+    ThreadsOption,
+    describe_failure,
+    print_note,
+)
 from ds4c.cli.run import (
     SeedOption,
     SystemOption,
     TemperatureOption,
     ThinkOption,
-    ThreadsOption,
     TopKOption,
     TopPOption,
     figures,
@@ -44,6 +50,7 @@ def run(
     top_k: TopKOption = 0,
     seed: SeedOption = 0,
     threads: ThreadsOption = 1,
+    device: DeviceOption = None,
     branches: Annotated[int, typer.Option(min=1, help="Most branches.")] = 8,
 ) -> None:
     """Talk to the model. Lines that begin with / are commands; /help lists them.
@@ -53,7 +60,7 @@ def run(
     from ds4c.cli.conversation import Conversation
     from ds4c_runtime.engine import Engine
 
-    with Engine.load(artifact, max_sessions=branches, threads=threads) as engine:
+    with Engine.load(artifact, max_sessions=branches, threads=threads, device=device) as engine:
         talk = Conversation(
             engine,
             sampling(temperature, top_p, top_k, seed),

@@ -52,6 +52,18 @@ JsonOption = Annotated[
 ArtifactArgument = Annotated[
     Path, typer.Argument(help="Artifact folder made by `ds4c build`.", metavar="DIR", show_default=False)
 ]
+ThreadsOption = Annotated[
+    int, typer.Option(min=1, help="Threads of the kernels on cpu; other devices ignore it.")
+]
+DeviceOption = Annotated[
+    str | None,
+    typer.Option(
+        metavar="NAME",
+        help="Device that runs the artifact: cpu, cuda, rocm, metal, or emulator for kernels of cuda and "
+        "metal; default: the artifact's target.",
+        show_default=False,
+    ),
+]
 
 # Top-level modules that come with an extra and not with the base install.
 _EXTRA_OF_MODULE: Mapping[str, str] = {

@@ -10,7 +10,15 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from ds4c.cli.common import ArtifactArgument, CommandFailure, ExitCode, print_note, usage_error
+from ds4c.cli.common import (
+    ArtifactArgument,
+    CommandFailure,
+    DeviceOption,
+    ExitCode,
+    ThreadsOption,
+    print_note,
+    usage_error,
+)
 
 if TYPE_CHECKING:
     import numpy as np
@@ -24,7 +32,8 @@ def run(
         Path, typer.Option("--output", "-o", help="File for float32 [T, V], one row a position.")
     ],
     chunks: Annotated[str, typer.Option(help="Tokens per step, `1,6,64`; the sizes repeat.")] = "",
-    threads: Annotated[int, typer.Option(min=1, help="Threads of the kernels.")] = 1,
+    threads: ThreadsOption = 1,
+    device: DeviceOption = None,
 ) -> None:
     """Write the logits of every position; the result does not depend on the chunks, bit for bit.
 
@@ -35,7 +44,7 @@ def run(
     from ds4c_runtime.local import open_local
 
     ids = read_tokens(tokens)
-    model = open_local(artifact, threads=threads)
+    model = open_local(artifact, threads=threads, device=device)
     sizes = parse_chunks(chunks, model.manifest.limits.max_logit_rows)
     _check_range(ids, model.manifest.model.vocab_size, model.manifest.model.context)
     session = model.session()

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ds4c.cli.common import ArtifactArgument, ExitCode, JsonOption, print_json, print_note, read_text
+from ds4c.cli.common import (
+    ArtifactArgument,
+    DeviceOption,
+    ExitCode,
+    JsonOption,
+    ThreadsOption,
+    print_json,
+    print_note,
+    read_text,
+)
 
 if TYPE_CHECKING:
     from ds4c.cli.conversation import Reply
@@ -20,7 +29,6 @@ TopKOption = Annotated[int, typer.Option(min=0, help="Keep this many tokens; 0: 
 SeedOption = Annotated[int, typer.Option(min=0, help="Of the draws.")]
 SystemOption = Annotated[str, typer.Option(help="System message.")]
 ThinkOption = Annotated[bool, typer.Option("--think", help="Let the model think aloud first.")]
-ThreadsOption = Annotated[int, typer.Option(min=1, help="Threads of the kernels.")]
 
 
 def run(
@@ -35,6 +43,7 @@ def run(
     top_k: TopKOption = 0,
     seed: SeedOption = 0,
     threads: ThreadsOption = 1,
+    device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> int:
     """Generate an answer to a prompt. An interrupt ends it, with what is there and exit code 130.
@@ -46,7 +55,7 @@ def run(
     from ds4c_runtime.requests import FinishReason
 
     text = read_text(Path("-"), "a prompt") if prompt == "-" else prompt
-    with Engine.load(artifact, max_sessions=1, threads=threads) as engine:
+    with Engine.load(artifact, max_sessions=1, threads=threads, device=device) as engine:
         talk = Conversation(
             engine,
             sampling(temperature, top_p, top_k, seed),

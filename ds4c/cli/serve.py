@@ -12,7 +12,9 @@ import typer
 from ds4c.cli.common import (
     ArtifactArgument,
     CommandFailure,
+    DeviceOption,
     ExitCode,
+    ThreadsOption,
     format_bytes,
     parse_bytes,
     print_note,
@@ -42,7 +44,6 @@ MetricsListen = Annotated[
         show_default=False,
     ),
 ]
-Threads = Annotated[int, typer.Option(min=1, help="Threads of one step.")]
 MaxSessions = Annotated[int, typer.Option(min=1, help="Sessions that can exist at once.")]
 MaxQueue = Annotated[int, typer.Option(min=0, help="Generations that can wait.")]
 MemoryBudget = Annotated[
@@ -103,7 +104,8 @@ def serve(
     artifact: ArtifactArgument,
     grpc_listen: Listen = ["127.0.0.1:50051"],  # noqa: B006 - typer needs a list and only reads it
     metrics_listen: MetricsListen = None,
-    threads: Threads = 1,
+    threads: ThreadsOption = 1,
+    device: DeviceOption = None,
     max_sessions: MaxSessions = 8,
     memory_budget: MemoryBudget = None,
     snapshot_budget: SnapshotBudget = None,
@@ -169,6 +171,7 @@ def serve(
             max_resident=max_resident,
             storage=storage,
             threads=threads,
+            device=device,
             max_queue=max_queue,
             on_failure=on_failure,
         )

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from ds4c.cli.common import ArtifactArgument, JsonOption, format_bytes, print_json, print_note, print_result
+from ds4c.cli.common import (
+    ArtifactArgument,
+    DeviceOption,
+    JsonOption,
+    ThreadsOption,
+    format_bytes,
+    print_json,
+    print_note,
+    print_result,
+)
 
 if TYPE_CHECKING:
     from ds4c_runtime.manifest import Manifest
@@ -19,7 +28,8 @@ def run(
     rewind: Annotated[
         bool, typer.Option("--rewind", help="Also prove the plan and run rewinds on the kernels.")
     ] = False,
-    threads: Annotated[int, typer.Option(min=1, help="Threads of the kernels.")] = 1,
+    threads: ThreadsOption = 1,
+    device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Check manifest and hashes of all files; with --rewind, that every kind of rewind is exact.
@@ -42,7 +52,7 @@ def run(
     if not as_json:
         print_result(f"files      {len(manifest.files)}, {format_bytes(size)}: all as the manifest says")
     if rewind:
-        document["rewind"] = check_rewind(artifact, manifest, threads, quiet=as_json)
+        document["rewind"] = check_rewind(artifact, manifest, threads, device, quiet=as_json)
     document["seconds"] = round(time.perf_counter() - started, 2)
     if as_json:
         print_json(document)
@@ -62,7 +72,9 @@ def check_files(folder: Path) -> Manifest:
     return manifest
 
 
-def check_rewind(folder: Path, manifest: Manifest, threads: int, *, quiet: bool) -> dict[str, Any]:
+def check_rewind(
+    folder: Path, manifest: Manifest, threads: int, device: str | None, *, quiet: bool
+) -> dict[str, Any]:
     """Proof and sweep; prints their counts unless `quiet`, and gives them.
 
     Raises:
@@ -85,7 +97,7 @@ def check_rewind(folder: Path, manifest: Manifest, threads: int, *, quiet: bool)
         print_note("plan not compared with module.mlir: that needs the extra `build`")
     elif not quiet:
         print_result("plan       that of module.mlir")
-    counts = sweep(folder, threads, progress=lambda part: print_note(f"running {part}"))
+    counts = sweep(folder, threads, device, progress=lambda part: print_note(f"running {part}"))
     if not quiet:
         print_result(
             f"rewinds    {counts.in_place} in place ({counts.drafts} of drafts), {counts.snapshots} to "

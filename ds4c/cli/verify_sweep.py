@@ -35,7 +35,7 @@ MAX_TOKENS = 1024
 SEED = 20261130
 
 
-def sweep(folder: Path, threads: int, progress: Callable[[str], None]) -> Sweep:
+def sweep(folder: Path, threads: int, device: str | None, progress: Callable[[str], None]) -> Sweep:
     """Run all comparisons; `progress` is told what begins.
 
     Raises:
@@ -50,6 +50,7 @@ def sweep(folder: Path, threads: int, progress: Callable[[str], None]) -> Sweep:
         folder,
         sessions=SESSIONS,
         threads=threads,
+        device=device,
         pages=2 * SESSIONS * intervals,
         snapshot_bytes=SESSIONS * (intervals + MORE_SNAPSHOTS) * SnapshotLayout(manifest).largest(),
         check_rings=False,

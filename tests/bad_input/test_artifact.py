@@ -16,6 +16,7 @@ from bad_input.helpers import Change, entries, fails, flip, linked_copy, rewrite
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from ds4c_runtime.devices import probe_devices
 from ds4c_runtime.errors import ArtifactError
 from ds4c_runtime.manifest import FileEntry, Manifest
 from ds4c_runtime.manifest_checks import check_horizon
@@ -127,7 +128,7 @@ def signed(manifest: dict[str, Any]) -> str:
 
 
 ELSEWHERE: dict[str, tuple[Edit, int, tuple[str, ...]]] = {
-    "another target": (other("target.name", "metal"), 5, ("target cpu", "'metal'", "--target cpu")),
+    "no such target": (other("target.name", "tpu"), 5, ("one of cpu, cuda, emulator", "'tpu'")),
     "no such feature": (
         other("target.features", ["avx2", "made_up"]),
         5,
@@ -174,6 +175,39 @@ def test_made_for_something_else(
     rewrite(folder / "manifest.json", signed(manifest))
     fails(command("logits", folder, tmp_path), code, *parts)
     assert not (tmp_path / "x.npy").exists()
+
+
+def for_target(artifact: Path, folder: Path, target: str) -> Path:
+    """A copy whose manifest says that it was built for another target."""
+    linked_copy(artifact, folder)
+    manifest = json.loads((folder / "manifest.json").read_text())
+    other("target.name", target)(manifest)
+    rewrite(folder / "manifest.json", signed(manifest))
+    return folder
+
+
+@pytest.mark.parametrize("target", ["cuda", "rocm", "metal"])
+@pytest.mark.parametrize("name", LOADING)
+def test_a_machine_without_the_device(artifact: Path, tmp_path: Path, name: str, target: str) -> None:
+    if next(s.is_usable for s in probe_devices() if s.name == target):
+        pytest.skip(f"this machine has a device for {target}")
+    folder = for_target(artifact, tmp_path / "m", target)
+    for chosen in ([], ["--device", target]):
+        fails([*command(name, folder, tmp_path), *chosen], 5, f"device {target}")
+    fails([*command(name, folder, tmp_path), "--device", "cpu"], 5, "device cpu refused", f"got '{target}'")
+
+
+@pytest.mark.parametrize("name", LOADING)
+def test_a_device_for_other_artifacts(artifact: Path, tmp_path: Path, name: str) -> None:
+    for device in ("cuda", "rocm", "metal", "emulator"):
+        fails([*command(name, artifact, tmp_path), "--device", device], 5, f"device {device}", "got 'cpu'")
+    fails([*command(name, artifact, tmp_path), "--device", "abacus"], 5, "one of cpu", "got 'abacus'")
+
+
+def test_a_profile_of_another_device(artifact: Path, tmp_path: Path) -> None:
+    folder = for_target(artifact, tmp_path / "m", "cuda")
+    fails(["bench", folder, "--profile"], 2, "--profile: expected device cpu", "got cuda")
+    fails(["bench", artifact, "--profile", "--device", "emulator"], 2, "--profile", "got emulator")
 
 
 def with_file(folder: Path, name: str, content: bytes) -> None:

@@ -41,7 +41,8 @@ def slow_call(self, *arguments):
     mark.write_text(str(self.calls))
 
 def load(path, **options):
-    options.pop("threads", None), options.pop("on_failure", None)
+    for name in ("threads", "device", "on_failure"):
+        options.pop(name, None)
     options.update(tokenizer_path=tokenizer, context=8192, step_delay_seconds=0.03, eos_token_ids=())
     return fake_engine(**options)
 

@@ -25,7 +25,8 @@ from ds4c.cli.main import main
 from ds4c_runtime.engine import Engine
 
 def load(path, **options):
-    options.pop("threads"), options.pop("on_failure")
+    for name in ("threads", "device", "on_failure"):
+        options.pop(name)
     return fake_engine(**options)
 
 Engine.load = staticmethod(load)
