@@ -43,7 +43,10 @@ class Copy(Protocol):
 
 
 class Device(Protocol):
-    """One device with one loaded artifact; used by one thread at a time.
+    """One device with one loaded artifact.
+
+    It is used by one thread at a time, but not always by the same: an engine loads and allocates on the
+    thread that makes it, and runs everything else on its worker.
 
     Arenas see what is asked of it in that order: a call sees what was written before it, a read sees what was
     called before it. An exception of a method that touches an arena means that the device failed.
