@@ -1,6 +1,5 @@
 """`ds4c doctor`: what this machine can build and run; reads only, and works without any extra."""
 
-import importlib.util
 import os
 import platform
 import shutil
@@ -13,12 +12,18 @@ from typing import Any
 import typer
 
 from ds4c.cli.common import JsonOption, format_bytes, package_version, print_json, print_result
+from ds4c.cli.doctor_tools import MODULES, has_module, target_statuses
 
 _PACKAGES = (
     "ds4c",
     "numpy",
     "apache-tvm-ffi",
     "apache-tvm",
+    "cuda-bindings",
+    "nvidia-cuda-nvrtc",
+    "ziglang",
+    "hip-python",
+    "pyobjc-framework-Metal",
     "xdsl",
     "safetensors",
     "tokenizers",
@@ -27,7 +32,6 @@ _PACKAGES = (
     "torch",
     "transformers",
 )
-_MODULES_OF_BUILD = ("tvm", "xdsl", "safetensors", "ml_dtypes")
 CPU_GENERIC = tuple("abm avx avx2 bmi1 bmi2 f16c fma movbe".split())
 """What code for cpu:generic needs; the target says so itself, but is not part of the base install."""
 _CPU_FEATURES = (
@@ -42,7 +46,9 @@ def register(app: typer.Typer) -> None:
 
 
 def doctor(as_json: JsonOption = False) -> None:
-    """Show what this machine can build and run: processor, memory, devices, compiler, package versions.
+    """Show what this machine can run and build: processor, memory, devices, targets, package versions.
+
+    A device that is not usable and a target that cannot be built say what is missing.
 
     Example: ds4c doctor --json
     """
@@ -70,8 +76,9 @@ def collect() -> dict[str, Any]:
         "memory": memory_bytes(),
         "devices": devices(),
         "compiler": compiler(),
+        "targets": targets(),
         "packages": {name: _installed(name) for name in _PACKAGES},
-        "can_build": all(importlib.util.find_spec(name) is not None for name in _MODULES_OF_BUILD),
+        "can_build": all(has_module(name) for name in MODULES),
         "proto": "ds4c.v1",
     }
 
@@ -105,16 +112,17 @@ def memory_bytes() -> dict[str, int | None]:
     return {"total": found.get("MemTotal"), "available": found.get("MemAvailable")}
 
 
-def devices() -> list[str]:
-    """Devices seen without loading a driver: `cpu`, and the GPUs their driver's files tell of."""
-    seen = ["cpu"]
-    if Path("/proc/driver/nvidia/version").exists():
-        seen.append("cuda")
-    if Path("/dev/kfd").exists():
-        seen.append("rocm")
-    if sys.platform == "darwin" and platform.machine() == "arm64":
-        seen.append("metal")
-    return seen
+def devices() -> dict[str, dict[str, Any]]:
+    """Whether each device can be used here, and what it is, or what is missing."""
+    from ds4c_runtime.devices import probe_devices
+
+    return {s.name: {"usable": s.is_usable, "detail": s.detail} for s in probe_devices()}
+
+
+def targets() -> dict[str, dict[str, Any]]:
+    """Whether each target can be built here, and with what, or what is missing."""
+    path = compiler()["path"]
+    return {s.name: {"can_build": s.can_build, "detail": s.detail} for s in target_statuses(path)}
 
 
 def compiler() -> dict[str, str | None]:
@@ -144,9 +152,15 @@ def describe(report: Mapping[str, Any]) -> list[str]:
         f"cpu        {cpu['model']} ({cpu['architecture']}), {cpu['cores']} cores",
         f"features   {' '.join(cpu['features']) or 'none known'}",
         f"memory     {total}, {free} available",
-        f"devices    {' '.join(report['devices'])}",
+        *(_line("device", name, "usable", d["usable"], d) for name, d in report["devices"].items()),
         f"compiler   {build['version'] or 'none found: install g++'}",
         f"build      {can_build}",
+        *(_line("target", name, "can be built", t["can_build"], t) for name, t in report["targets"].items()),
     ]
     packages = report["packages"].items()
     return lines + [f"package    {name} {version or 'not installed'}" for name, version in packages]
+
+
+def _line(what: str, name: str, verdict: str, holds: bool, status: Mapping[str, Any]) -> str:
+    found = verdict if holds else f"not {verdict}".replace("not can", "cannot")
+    return f"{what:<10} {name:<9} {found}: {status['detail']}"
