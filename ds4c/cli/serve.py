@@ -148,14 +148,8 @@ def serve(
 
     if ready_fd is not None:
         check_descriptor(ready_fd)
-    config = make_config(
-        grpc_listen,
-        metrics_listen,
-        auth_token_file,
-        (tls_cert, tls_key, tls_client_ca),
-        drain_seconds,
-        reflection,
-    )
+    tls = (tls_cert, tls_key, tls_client_ca)
+    config = make_config(grpc_listen, metrics_listen, auth_token_file, tls, drain_seconds, reflection)
     budget = parse_bytes(memory_budget, "--memory-budget") if memory_budget is not None else None
     snapshots = parse_bytes(snapshot_budget, "--snapshot-budget") if snapshot_budget is not None else None
     storage = make_storage(session_dir, session_disk_budget)

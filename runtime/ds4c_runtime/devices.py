@@ -77,7 +77,7 @@ def make_device(name: str) -> Device:
         found = {point.name: point for point in entry_points(group=GROUP)}
         if name in found:
             return cast(Callable[[], Device], found[name].load())()
-    except ImportError as error:
+    except (ImportError, AttributeError) as error:
         raise DeviceError(f"device {name} not loaded: expected its module to import, got {error}") from error
     known = sorted({*BUILT_IN, *found})
     raise DeviceError(f"device not found: expected one of {', '.join(known)}, got {name!r}; choose another")

@@ -228,13 +228,13 @@ class SnapshotPool:
                 return True
         return False
 
-    def read(self, snapshot: Snapshot, start: int, size: int) -> HostBytes:
-        """Bytes `[start, start + size)` of a snapshot; may be a view of where they are kept."""
+    def content(self, snapshot: Snapshot) -> HostBytes:
+        """Bytes of a snapshot; of one on the host they are not a copy."""
         place = snapshot.place
         if isinstance(place, OnDevice):
-            return self._device.read(self.arena, place.offset + start, size)
+            return self._device.read(self.arena, place.offset, place.size)
         place.copy.wait()
-        return place.buffer[start : start + size]
+        return place.buffer
 
     def put_back(
         self, ring: SnapshotRing, reserved: Reserved, content: HostBytes, make: Callable[[Place], Snapshot]

@@ -169,12 +169,12 @@ class StateStore:
 
     def page_content(self, page: int, tokens: int) -> NDArray[np.uint8]:
         """Bytes of a page whose first `tokens` tokens are evaluated, a copy; what is not live is zero."""
-        start, size = page * self.manifest.arenas.page, self.manifest.arenas.page
+        size = self.manifest.arenas.page
+        source = self._device.read(self.pages, page * size, size)  # one transfer, whatever the states
         content = np.zeros(size, np.uint8)
         for state in self.manifest.appends:
             live = min(tokens // state.every, state.rows_per_page) * state.row_bytes
-            source = start + state.offset
-            content[state.offset : state.offset + live] = self._device.read(self.pages, source, live)
+            content[state.offset : state.offset + live] = source[state.offset : state.offset + live]
         return content
 
     def fill_page(self, page: int, content: NDArray[np.uint8]) -> None:

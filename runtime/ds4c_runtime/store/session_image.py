@@ -147,13 +147,13 @@ def _token_bytes(snapshot: Snapshot) -> Bytes:
 def _live_bytes(store: StateStore, snapshot: Snapshot) -> Bytes:
     """Rows and logits of a snapshot with zeros between them."""
     pool, manifest = store.snapshots, store.manifest
-    parts = pool.layout.parts(snapshot.position)
+    parts, source = pool.layout.parts(snapshot.position), pool.content(snapshot)
     sizes = pool.layout.rows(snapshot.position) * [ring.row_bytes for ring in manifest.rings]
     spans = [*zip(parts.rings.tolist(), sizes.tolist(), strict=True)]
     spans.append((parts.logits, 4 * manifest.model.vocab_size))
     result = np.zeros(parts.total, np.uint8)
     for start, size in spans:
-        result[start : start + size] = pool.read(snapshot, start, size)
+        result[start : start + size] = source[start : start + size]
     return result
 
 
