@@ -45,11 +45,44 @@ def last_line(text: str) -> str:
     return (text.strip().splitlines() or ["no message"])[-1][-300:]
 
 
+def error_line(log: str) -> str:
+    """The first line of a compiler's output that names an error, else the last; at most 300 characters."""
+    lines = [" ".join(line.split()) for line in log.splitlines() if line.strip()]
+    named = [line for line in lines if "error" in line.lower()]
+    return (named or lines[-1:] or ["no message"])[0][:300]
+
+
+def run_compiler(what: str, command: Sequence[str], folder: Path) -> str:
+    """Run a program of another project to its end in a folder of temporary files; gives its standard output.
+
+    Args:
+        what: the step, for messages.
+        command: program and arguments.
+        folder: where it runs.
+
+    Raises:
+        CompileError: it cannot be started, failed or died.
+    """
+    try:
+        ended = run_tool(command, folder)
+    except OSError as error:
+        name = Path(command[0]).name
+        raise CompileError(
+            f"{what}: expected to start {name}, got {error.strerror}; install it again"
+        ) from error
+    if ended.code > 0:
+        line = error_line(ended.stderr + ended.stdout)
+        raise CompileError(f"{what}: expected exit code 0, got {ended.code} ({line}); build again")
+    if ended.code:
+        raise CompileError(f"{what}: expected exit code 0, got {ended.how}; build again")
+    return ended.stdout
+
+
 def run_tool(command: Sequence[str], folder: Path) -> Ended:
     """Run a program in a folder, which is its folder for temporary files too.
 
     Raises:
-        FileNotFoundError: there is no such program.
+        OSError: it cannot be started.
     """
     # The entries of this process' search path, wherever it runs.
     search = os.pathsep.join(os.path.abspath(p) for p in sys.path if p)

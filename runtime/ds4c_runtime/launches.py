@@ -145,6 +145,7 @@ class LaunchPlan:
         functions: kernels of the text and of every binary.
         entries: launches of each entry point.
         limits: one for each variant that the artifact was built for.
+        compiler: name and version of what made the binaries; empty where the text is compiled on the device.
     """
 
     format: str
@@ -153,6 +154,7 @@ class LaunchPlan:
     functions: tuple[Function, ...]
     entries: tuple[Entry, ...]
     limits: tuple[Limits, ...] = ()
+    compiler: str = ""
 
     @property
     def by_name(self) -> Mapping[str, Function]:
