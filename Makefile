@@ -11,13 +11,14 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help setup host oracle peers peers-table demo bench lint format test test-full golden proto clean distclean
+.PHONY: help setup host gpu-tools oracle peers peers-table demo bench lint format test test-full golden proto clean distclean
 
 help:
 	@echo "make demo     set up .venv, build the bundled model for cpu, serve it, drive it with a gRPC client"
 	@echo "make test     set up .venv, lint, types, import rules, all tests"
 	@echo "make test-full    make test and the long forms of some tests: walks of 10,000 operations and the like"
 	@echo "make setup    only .venv            make lint     ruff, basedpyright, import rules"
+	@echo "make gpu-tools    NVRTC and LLD, which make binaries of kernels for GPUs; make test asks for them"
 	@echo "make oracle   torch and transformers for live parity tests (CPU build only)"
 	@echo "make bench    speed of ds4c beside llama.cpp and transformers (the latter after make oracle)"
 	@echo "make peers    transformers, llama.cpp and mlx-vlm for the tests marked peers"
@@ -42,6 +43,12 @@ $(STAMP): pyproject.toml | host
 	@$(PIP) install -q -e '.[build,test]'
 	@rm -f $(VENV)/.setup-*
 	@touch $@
+
+# Where they cannot be installed, the tests of binaries are skipped and say so.
+gpu-tools: setup
+	@$(BIN)/python -c 'import cuda.bindings.nvrtc, ziglang' 2>/dev/null || \
+	  $(PIP) install -q -e '.[build,test,cuda-build,rocm-build]' || \
+	  echo "gpu-tools: no NVRTC or LLD for this machine; tests of GPU binaries are skipped"
 
 oracle: setup
 	@$(BIN)/python tools/install_oracle.py
@@ -73,7 +80,7 @@ format: setup
 
 # Tests that measure time or need both cores are marked `serial` and run alone, after the others. A worker that
 # dies fails the run at once: xdist can wait forever for the files of a worker that it replaced.
-test: lint
+test: lint gpu-tools
 	$(PYTEST) -n 2 --dist loadfile --max-worker-restart=0 -m "not serial and not full"
 	$(PYTEST) -m serial
 
