@@ -7,13 +7,22 @@ from collections.abc import Callable
 from ds4c.errors import TargetError
 from ds4c.ir.kernel import KernelSpec
 from ds4c_targets.gpu.args import Part
-from ds4c_targets.gpu.kernels import norm
+from ds4c_targets.gpu.kernels import norm, pool, state
 from ds4c_targets.gpu.tuning import Tuning
 
 Emitter = Callable[[KernelSpec, Tuning], list[Part]]
 
 EMITTERS: dict[str, Emitter] = {
+    "append": state.append,
+    "fork": state.fork,
+    "pool": pool.pool,
+    "read_rows": state.read_rows,
+    "restore": state.restore,
     "rms_norm": norm.rms_norm,
+    "snapshot": state.snapshot,
+    "snapshot_rows": state.snapshot_rows,
+    "windows": state.windows,
+    "write": state.write,
 }
 
 

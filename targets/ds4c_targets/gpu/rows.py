@@ -5,9 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 
+from ds4c_runtime.launches import Dim
 from ds4c_targets.common.expr import Expr, i32
 from ds4c_targets.gpu.args import Args
 from ds4c_targets.gpu.tir import GpuKernel
+from ds4c_targets.gpu.tuning import WARP, Tuning
 
 
 @contextmanager
@@ -35,3 +37,17 @@ def thread_channels(b: GpuKernel, width: int) -> Generator[Expr]:
         return
     with b.loop(full) as i:
         yield b.let(i * b.threads + b.tx)
+
+
+def threads_for(count: int, tuning: Tuning) -> int:
+    """Whole warps for `count` threads, at most those of a block."""
+    return min(tuning.threads, -(-count // WARP) * WARP)
+
+
+def closed_windows(args: Args, windows: str, every: int) -> Dim:
+    """A block for each window of `every` tokens that may close in a step; `windows` is their block operand.
+
+    `n` rows of one segment close at most `ceil(n / every)` windows.
+    """
+    most, segments = args.shape(windows)
+    return Dim(most, "rows", base=segments - 1, per=every)

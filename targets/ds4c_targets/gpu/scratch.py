@@ -10,7 +10,7 @@ from ds4c_targets.gpu.tuning import Tuning
 
 Need = Callable[[KernelSpec, Tuning], int]
 
-OPS = frozenset(["rms_norm"])
+OPS = frozenset("append fork pool read_rows restore rms_norm snapshot snapshot_rows windows write".split())
 """Ops with a kernel."""
 
 _NEEDS: dict[str, Need] = {}
