@@ -28,7 +28,7 @@ FLAGS: dict[str, tuple[list[str], int, str]] = {
     "too many arguments": (["build", "x", "y", "-o", "z"], 2, "y"),
     "word for a number": (["build", "x", "-o", "y", "--horizon", "many"], 2, "--horizon"),
     "unknown choice": (["serve", "x", "--log-format", "xml"], 2, "--log-format"),
-    "unknown target": (["build", "x", "-o", "y", "--target", "tpu"], 5, "expected one of cpu, cuda, metal, rocm, got tpu"),
+    "unknown target": (["build", "x", "-o", "y", "--target", "tpu"], 5, "cpu, cuda, metal, rocm, got tpu"),
     "unknown variant": (["build", "x", "-o", "y", "--target", "cpu:z80"], 5, "got z80"),
     "target of no name": (["build", "x", "-o", "y", "--target", ""], 5, "got an empty name"),
     "target that is a module": (["build", "x", "-o", "y", "--target", "cpu.args"], 5, "got cpu.args"),

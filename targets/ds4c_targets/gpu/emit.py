@@ -7,12 +7,26 @@ from collections.abc import Callable
 from ds4c.errors import TargetError
 from ds4c.ir.kernel import KernelSpec
 from ds4c_targets.gpu.args import Part
-from ds4c_targets.gpu.kernels import norm, pool, state
+from ds4c_targets.gpu.kernels import elementwise, hyper, norm, pool, rope, state
 from ds4c_targets.gpu.tuning import Tuning
 
 Emitter = Callable[[KernelSpec, Tuning], list[Part]]
 
 EMITTERS: dict[str, Emitter] = {
+    "add": elementwise.add,
+    "add_position_bias": elementwise.add_position_bias,
+    "embed": elementwise.embed,
+    "head_norm": norm.head_norm,
+    "hc_collapse": hyper.hc_collapse,
+    "hc_enter": hyper.hc_enter,
+    "hc_mix": hyper.hc_mix,
+    "hc_post": hyper.hc_post,
+    "hc_pre": hyper.hc_pre,
+    "norm_rope": rope.norm_rope,
+    "rope": rope.rope,
+    "rope_table": rope.rope_table,
+    "swiglu": elementwise.swiglu,
+    "take_rows": elementwise.take_rows,
     "append": state.append,
     "fork": state.fork,
     "pool": pool.pool,

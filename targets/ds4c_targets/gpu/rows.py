@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Generator
 from contextlib import contextmanager
 
-from ds4c_runtime.launches import Dim
+from ds4c_runtime.launches import ONE, Dim
 from ds4c_targets.common.expr import Expr, i32
 from ds4c_targets.gpu.args import Args
 from ds4c_targets.gpu.tir import GpuKernel
@@ -20,6 +20,44 @@ def per_row(args: Args, name: str, count: Expr | None = None) -> Generator[Expr]
     rows = i32(args["count"][0]) if count is None else i32(count)
     with b.when(b.bx < rows):
         yield b.bx
+
+
+@contextmanager
+def per_head(args: Args, name: str, heads: int) -> Generator[tuple[Expr, Expr]]:
+    """The body for each row and head of operand `name`, a warp each; rows are those of operand `count`."""
+    b = args.b
+    warps = b.threads // WARP
+    args.grid = (Dim(-(-heads // warps)), args.rows(name), ONE)
+    head = b.let(b.bx * warps + b.warp)
+    with b.when(b.by < i32(args["count"][0])), b.when(head < heads):
+        yield b.by, head
+
+
+@contextmanager
+def per_channel(args: Args, name: str, width: int, count: Expr | None = None) -> Generator[tuple[Expr, Expr]]:
+    """The body for each row of operand `name` and each of `width` channels, a thread each."""
+    b = args.b
+    args.grid = (Dim(-(-width // b.threads)), args.rows(name), ONE)
+    rows = i32(args["count"][0]) if count is None else i32(count)
+    channel = b.let(b.bx * b.threads + b.tx)
+    with b.when(b.by < rows), b.when(channel < width):
+        yield b.by, channel
+
+
+@contextmanager
+def lane_channels(b: GpuKernel, width: int, start: int = 0) -> Generator[Expr]:
+    """The body for each channel from `start` on, dealt out to the lanes of the warp; ascending in each lane.
+
+    Not every lane does the same number, so no shuffle may stand in it.
+    """
+    rounds = -(-(width - start) // WARP)
+    with b.loop(rounds) as i:
+        c = b.let(i * WARP + b.lane + start)
+        if (width - start) % WARP:
+            with b.when(c < width):
+                yield c
+        else:
+            yield c
 
 
 @contextmanager

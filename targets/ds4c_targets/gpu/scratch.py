@@ -6,14 +6,23 @@ from collections.abc import Callable
 
 from ds4c.errors import TargetError
 from ds4c.ir.kernel import KernelSpec
+from ds4c_targets.gpu.scratch_hyper import hyper_bytes
 from ds4c_targets.gpu.tuning import Tuning
 
 Need = Callable[[KernelSpec, Tuning], int]
 
-OPS = frozenset("append fork pool read_rows restore rms_norm snapshot snapshot_rows windows write".split())
+OPS = frozenset(
+    "add add_position_bias append embed fork head_norm norm_rope pool read_rows restore rms_norm rope "
+    "rope_table snapshot snapshot_rows swiglu take_rows windows write "
+    "hc_collapse hc_enter hc_mix hc_post hc_pre".split()
+)
 """Ops with a kernel."""
 
-_NEEDS: dict[str, Need] = {}
+_NEEDS: dict[str, Need] = {
+    "hc_collapse": hyper_bytes,
+    "hc_enter": hyper_bytes,
+    "hc_mix": hyper_bytes,
+}
 
 
 def round64(size: int) -> int:

@@ -146,7 +146,8 @@ class GpuKernel(builder.Builder):
         while step:
             if len(found) > 1:
                 half = len(found) // 2
-                upper = self.let(op.bitwise_and(self.lane, tirx.IntImm("int32", step)) != 0)
+                bit = op.bitwise_and(self.lane, tirx.IntImm("int32", step))
+                upper = self.let(tirx.NE(bit, tirx.IntImm("int32", 0)))
                 pairs = list(zip(found[:half], found[half:], strict=True))
                 kept = [self.let(select(upper, b, a)) for a, b in pairs]
                 sent = [self.let(select(upper, a, b)) for a, b in pairs]

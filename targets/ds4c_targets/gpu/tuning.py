@@ -18,6 +18,7 @@ class Tuning:
         gemv_tokens: token rows of a warp of a matrix product; `gemv_rows * gemv_tokens` is at most 32.
         attention_rows: rows of one chunk of attention; chunks are parallel and merged in order.
         attention_heads: heads of one block of attention, a warp each.
+        hyper_channels: channels of one slice of the products of a control vector.
         copy_blocks: blocks that share the rows of one ring in a fork, a snapshot or a restore.
         step_copy_blocks: the same where most steps have nothing to copy.
     """
@@ -27,6 +28,7 @@ class Tuning:
     gemv_tokens: int = 8
     attention_rows: int = 64
     attention_heads: int = 8
+    hyper_channels: int = 1024
     copy_blocks: int = 32
     step_copy_blocks: int = 8
 

@@ -138,7 +138,7 @@ def run(lab: Lab, name: str, count: int, variant: str = "generic", **given: np.n
             arrays["count"] = count_buffer(count)
         elif operand.role == "in":
             arrays[operand.name] = with_dead_rows(given[operand.name][:count], operand.shape[0])
-        else:
+        elif operand.role != "scratch":
             arrays[operand.name] = given[operand.name]
     lab.call(name, variant, **arrays)
     assert all(np.isnan(out[count:]).all() for out in outputs), "rows past the count were written"
