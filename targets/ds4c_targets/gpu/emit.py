@@ -7,12 +7,16 @@ from collections.abc import Callable
 from ds4c.errors import TargetError
 from ds4c.ir.kernel import KernelSpec
 from ds4c_targets.gpu.args import Part
-from ds4c_targets.gpu.kernels import elementwise, hyper, norm, pool, rope, state
+from ds4c_targets.gpu.kernels import elementwise, hyper, norm, pool, recurrent, rope, state
 from ds4c_targets.gpu.tuning import Tuning
 
 Emitter = Callable[[KernelSpec, Tuning], list[Part]]
 
 EMITTERS: dict[str, Emitter] = {
+    "causal_conv": recurrent.causal_conv,
+    "delta_gates": recurrent.delta_gates,
+    "gated_delta": recurrent.gated_delta,
+    "gated_norm": recurrent.gated_norm,
     "add": elementwise.add,
     "add_position_bias": elementwise.add_position_bias,
     "embed": elementwise.embed,
