@@ -100,7 +100,9 @@ class Core:
         """
         with self._lock:
             self._library.ds4_emulator_regions(regions, len(regions))
-            failed = self._library.ds4_emulator_run(launches, len(launches), _FLAGS[mode.name], mode.seed)
+            failed = int(
+                self._library.ds4_emulator_run(launches, len(launches), _FLAGS[mode.name], mode.seed)
+            )
             if failed < 0:
                 return
             message = self._library.ds4_emulator_error().decode()

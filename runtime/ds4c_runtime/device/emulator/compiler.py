@@ -36,14 +36,14 @@ _COMMON = (
 _TEXT = ("-O2", "-g1", "-fno-math-errno", "-fno-trapping-math", "-ftrivial-auto-var-init=pattern")
 _CHECKED = (
     "-DDS4_CHECKED",
-    "-fsanitize=thread",
+    "-fsanitize=thread,alignment,bounds,shift-exponent",
     "--param=tsan-instrument-func-entry-exit=0",
     # The hooks are called per access: nothing may merge accesses or make calls of memset from loops.
     "-fno-tree-vectorize",
     "-fno-tree-loop-distribute-patterns",
 )
 _LIBRARIES = ("-nodefaultlibs", "-lm", "-lgcc", "-lc")
-"""Named, so that the sanitizer's own runtime is not among them."""
+"""Named, so that the sanitizers' own runtimes are not among them."""
 _X86_FEATURES = {"fma": "-mfma", "f16c": "-mf16c", "avx2": "-mavx2", "bmi2": "-mbmi2"}
 _TIMEOUT_SECONDS = 600
 

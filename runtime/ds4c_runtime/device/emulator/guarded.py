@@ -12,7 +12,8 @@ from numpy.typing import NDArray
 
 from ds4c_runtime.errors import DeviceError
 
-PAGE_BYTES = max(mmap.PAGESIZE, 4096)
+PAGE_BYTES = mmap.PAGESIZE
+_PROT_NONE = 0
 
 
 def guarded_bytes(size: int, alignment: int) -> NDArray[np.uint8]:
@@ -32,10 +33,22 @@ def guarded_bytes(size: int, alignment: int) -> NDArray[np.uint8]:
     except OSError as error:
         raise MemoryError(f"no {room} bytes for the emulator") from error
     whole = np.frombuffer(mapping, np.uint8)
-    if _library().mprotect(ctypes.c_void_p(address_of(whole) + room), ctypes.c_size_t(PAGE_BYTES), 0):
-        raise DeviceError("emulator not usable: expected a guard page, got a refusal of mprotect")
+    _protect(address_of(whole) + room, PAGE_BYTES, _PROT_NONE)
     start = (room - size) & -alignment
     return np.ndarray(size, np.uint8, mapping, start)
+
+
+def forbid_writes(array: NDArray[np.uint8]) -> None:
+    """Make all pages of an array that `guarded_bytes` made read-only, for kernels and the host alike."""
+    start = address_of(array) // PAGE_BYTES * PAGE_BYTES
+    end = -(-(address_of(array) + len(array)) // PAGE_BYTES) * PAGE_BYTES
+    if len(array):
+        _protect(start, end - start, mmap.PROT_READ)
+
+
+def _protect(address: int, size: int, access: int) -> None:
+    if _library().mprotect(ctypes.c_void_p(address), ctypes.c_size_t(size), access):
+        raise DeviceError("emulator not usable: expected pages to be protected, got a refusal of mprotect")
 
 
 def address_of(array: NDArray[Any]) -> int:

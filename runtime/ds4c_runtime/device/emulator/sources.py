@@ -1,6 +1,6 @@
 """Kernel text as C++: the text as it ships, with a few lines before and after each function.
 
-What changes in the text itself are declarations of static shared arrays: they become references into one
+What changes in the text itself are declarations of static shared arrays: they become pointers into one
 structure per function, whose bytes the emulator poisons for every block and whose arrays the checked mode
 knows by name. Line numbers stay those of the text.
 """
@@ -104,7 +104,7 @@ def make_source(common: str, section: Section, function: Function, kind: Kind, *
     """
     name = section.name
     arrays = _SHARED[kind].findall(section.text)
-    body = _SHARED[kind].sub(rf"\1(&\2)[\3] = ((shared_{name}*)ds4::shared_memory())->\2;", section.text)
+    body = _SHARED[kind].sub(rf"\1* const \2 = ((shared_{name}*)ds4::shared_memory())->\2;", section.text)
     if left := _LEFT_OVER[kind].search(body):
         at = body.count("\n", 0, left.start())
         raise ArtifactError(

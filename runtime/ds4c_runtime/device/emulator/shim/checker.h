@@ -150,6 +150,11 @@ static void describe_outside(const char* address, char* text, size_t room) {
     const SharedArray& array = kernel->arrays[i];
     consider(core.shared + array.offset, array.bytes, array.name);
   }
+  for (uint i = 0; i < num_regions; i++) {
+    if (address < regions[i].start || address >= regions[i].start + regions[i].size) continue;
+    snprintf(text, room, "to byte %zu of %s, which is constant", address - regions[i].start, regions[i].name);
+    return;
+  }
   if (!name || best > (size_t(1) << 32)) snprintf(text, room, "address %p, in no buffer", address);
   else if (is_after) snprintf(text, room, "%zu bytes after the end of %s (%zu bytes)", best, name, size);
   else snprintf(text, room, "%zu bytes before the start of %s (%zu bytes)", best, name, size);
@@ -177,9 +182,6 @@ static void check_access(const void* address, size_t size, bool is_write, const 
   const Region* r = find_region(a.address);
   if (!r && !is_write && is_library_memory(a.address)) return;  // tables of constants
   if (!r || a.address + size > r->start + r->size) fail_outside(a);
-  if ((size == 8 || size == 16) && (uintptr_t)address % size)
-    DS4_FAIL(a, "misaligned %s of %zu bytes at byte %zu of %s by %s", verb(a), size, a.address - r->start, r->name,
-             where());
   if (is_write && r->is_constant)
     DS4_FAIL(a, "write to constant %s at byte %zu by %s", r->name, a.address - r->start, where());
   if (r->cells) check_cells(a, r->cells, r->name, a.address - r->start, r->element, false);

@@ -200,7 +200,8 @@ static void run_launch(const Launch& launch) {
     prepare_block();
     if (flags & CHECK) check_begin_block();
     memset(core.shared, 0xff, kernel->shared_bytes);  // NaN in every float type
-    core.current = warps[warp_order[0]].first;
+    // Not the first warp first: what it leaves for the others they could read without a barrier.
+    core.current = warps[warp_order[(num_warps - 1 + i) % num_warps]].first;
     switch_context(&main_context, core.current);
   }
 }
@@ -245,6 +246,7 @@ ds4::Core* ds4_emulator_core() {
   ds4::core.pick = ds4::pick;
   ds4::core.release_block = ds4::release_block;
   ds4::core.fail = ds4::fail;
+  ds4::core.where = ds4::where;
   ds4::core.access = ds4::check_access;
   return &ds4::core;
 }

@@ -72,6 +72,7 @@ struct Core {
   Thread* (*pick)(Thread* me);
   void (*release_block)();
   [[noreturn]] void (*fail)(const char* format, ...);
+  const char* (*where)();
   void (*access)(const void* address, size bytes, bool is_write, const void* pc);
 };
 
