@@ -140,8 +140,6 @@ def test_fewer_threads_than_the_text_needs(kind: Kind) -> None:
 def test_one_block_too_many(kind: Kind) -> None:
     message = outcome(kind, FAST, SCAN_BODY, blocks=BLOCKS + 1)
     assert re.search(r"guard page: access \d+ bytes after the end of x", message)
-        kind, FAST, SCAN_BODY, blocks=BLOCKS + 1
-    )
     message = outcome(kind, CHECKED, SCAN_BODY, blocks=BLOCKS + 1)
     assert re.search(r"out of bounds: read of 4 bytes, \d+ bytes after the end of x", message)
     assert "block (3, 0, 0)" in message
