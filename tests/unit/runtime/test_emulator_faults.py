@@ -227,6 +227,41 @@ def test_checked_mode_sees(kind: Kind, body: str, message: str) -> None:
         checked.launch("f", [x, Uninitialised(y)], (2, 1, 1))
 
 
+def test_write_after_reads_of_others(kind: Kind) -> None:
+    body = "  y[THREAD] = x[0];\n  if (THREAD == 31) {\n    x[0] = 1.0f;\n  }\n"
+    kernel = function("f", 32, x="float32", y="float32")
+    checked = compile_text(whole_text(kind, render(kind, kernel, body)), kind, [kernel], CHECKED)
+    expected = r"write by .* thread 31, read by several threads of the same block"
+    with pytest.raises(EmulatorFault, match=expected):
+        checked.launch("f", [np.zeros(32, np.float32), np.zeros(32, np.float32)], (1, 1, 1))
+
+
+def test_a_barrier_does_not_order_other_blocks(kind: Kind) -> None:
+    body = (
+        "  y[((BLOCK * 32) + THREAD)] = x[0];\n  BARRIER;\n"
+        "  if (BLOCK == 1 && THREAD == 31) {\n    x[0] = 1.0f;\n  }\n"
+    )
+    kernel = function("f", 32, x="float32", y="float32")
+    checked = compile_text(whole_text(kind, render(kind, kernel, body)), kind, [kernel], CHECKED)
+    with pytest.raises(
+        EmulatorFault, match=r"write by block \(1, 0, 0\) .*, read by threads of several blocks"
+    ):
+        checked.launch("f", [np.zeros(32, np.float32), np.zeros(64, np.float32)], (2, 1, 1))
+
+
+def test_shared_memory_starts_as_nan(kind: Kind) -> None:
+    body = (
+        "  SHARED(float, part, 32);\n  if (x[BLOCK] == 0.0f) {\n    part[THREAD] = 1.0f;\n  }\n"
+        "  y[((BLOCK * 32) + THREAD)] = part[THREAD];\n"
+    )
+    kernel = function("f", 32, x="float32", y="float32")
+    text = whole_text(kind, render(kind, kernel, body))
+    x, y = np.arange(2, dtype=np.float32), np.zeros((2, 32), np.float32)
+    compile_text(text, kind, [kernel]).launch("f", [x, y], (2, 1, 1))
+    assert (y[0] == 1).all()
+    assert np.isnan(y[1]).all()
+
+
 def test_checked_mode_lets_one_thread_keep_its_own(kind: Kind) -> None:
     body = "  for (int i = 0; i < 4; ++i) {\n    x[THREAD] = (x[THREAD] + 1.0f);\n  }\n"
     kernel = function("f", 32, x="float32")
