@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, cast
 
@@ -11,6 +13,7 @@ from ds4c.cli.common import (
     JsonOption,
     format_bytes,
     print_json,
+    print_note,
     print_result,
     print_table,
     usage_error,
@@ -18,12 +21,16 @@ from ds4c.cli.common import (
 
 if TYPE_CHECKING:
     from ds4c_runtime.manifest import Manifest
+    from ds4c_runtime.package.check import KernelRow
 
 
 def run(
     path: Annotated[Path, typer.Argument(metavar="PATH", help="Artifact or checkpoint folder.")],
     states: Annotated[bool, typer.Option("--states", help="List every state.")] = False,
     tensors: Annotated[bool, typer.Option("--tensors", help="List every weight.")] = False,
+    kernels: Annotated[
+        bool, typer.Option("--kernels", help="List what every kernel for a GPU needs.")
+    ] = False,
     ir: Annotated[bool, typer.Option("--ir", help="Print the final IR text of an artifact.")] = False,
     as_json: JsonOption = False,
 ) -> None:
@@ -32,7 +39,7 @@ def run(
     Example: ds4c inspect out/m --json
     """
     if (path / "manifest.json").exists():
-        _artifact(path, states, tensors, ir, as_json)
+        _artifact(path, _Lists(states, tensors, kernels), ir, as_json)
     elif (path / "config.json").exists():
         _checkpoint(path, tensors, as_json)
     else:
@@ -41,7 +48,16 @@ def run(
         )
 
 
-def _artifact(path: Path, states: bool, tensors: bool, ir: bool, as_json: bool) -> None:
+@dataclass(frozen=True)
+class _Lists:
+    """Which lists to print."""
+
+    states: bool
+    tensors: bool
+    kernels: bool
+
+
+def _artifact(path: Path, lists: _Lists, ir: bool, as_json: bool) -> None:
     import dataclasses
 
     from ds4c_runtime.manifest import Manifest
@@ -52,14 +68,21 @@ def _artifact(path: Path, states: bool, tensors: bool, ir: bool, as_json: bool) 
         verify_sizes(path, manifest)
         verify_file(path, manifest, "module.mlir")
         print_result((path / "module.mlir").read_text(encoding="utf-8").rstrip("\n"))
-    elif as_json:
-        print_json(dataclasses.asdict(manifest))
-    else:
-        _print_artifact(manifest)
-        if states:
-            _print_states(manifest)
-        if tensors:
-            _print_weights(manifest)
+        return
+    kernels = _kernels(path, manifest) if lists.kernels else ()
+    if as_json:
+        more = {"kernels": [dataclasses.asdict(row) for row in kernels]} if lists.kernels else {}
+        print_json(dataclasses.asdict(manifest) | more)
+        return
+    _print_artifact(manifest)
+    if lists.states:
+        _print_states(manifest)
+    if lists.tensors:
+        _print_weights(manifest)
+    if kernels:
+        _print_kernels(kernels)
+    elif lists.kernels:
+        print_note("no kernels for a GPU: those of this artifact are one library")
 
 
 def _print_artifact(m: Manifest) -> None:
@@ -101,6 +124,32 @@ def _print_states(m: Manifest) -> None:
 def _print_weights(m: Manifest) -> None:
     rows = [[w.name, list(w.shape), w.dtype, w.layout, w.offset, w.bytes] for w in m.weights]
     print_table(["weight", "shape", "dtype", "layout", "offset", "bytes"], rows)
+
+
+def _kernels(path: Path, manifest: Manifest) -> Sequence[KernelRow]:
+    """Kernels of an artifact for a GPU, of the files that were built."""
+    from ds4c.cli.verify import check_kernels
+    from ds4c_runtime.manifest_checks import verify_file, verify_sizes
+
+    verify_sizes(path, manifest)
+    for entry in manifest.files:
+        if entry.name.startswith("kernels.") or entry.name == "launches.json":
+            verify_file(path, manifest, entry.name)
+    return check_kernels(path, manifest)
+
+
+def _print_kernels(kernels: Sequence[KernelRow]) -> None:
+    columns = ["variant", "function", "threads", "registers", "shared", "local", "spilled", "launches"]
+    rows: list[list[object]] = []
+    for r in kernels:
+        needs = [_known(n) for n in (r.registers, r.shared_bytes, r.local_bytes, r.spilled)]
+        rows.append([r.variant, r.function, r.threads, *needs, r.launches])
+    print_table(columns, rows)
+
+
+def _known(number: int | None) -> str:
+    """A number, or a dash where the device's compiler decides."""
+    return "-" if number is None else str(number)
 
 
 def _checkpoint(path: Path, tensors: bool, as_json: bool) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -21,6 +22,7 @@ from ds4c.cli.common import (
 
 if TYPE_CHECKING:
     from ds4c_runtime.manifest import Manifest
+    from ds4c_runtime.package.check import KernelRow
 
 
 def run(
@@ -32,7 +34,10 @@ def run(
     device: DeviceOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Check manifest and hashes of all files; with --rewind, that every kind of rewind is exact.
+    """Check manifest, hashes and kernels; with --rewind, that every kind of rewind is exact.
+
+    The kernels of an artifact for a GPU are read from its binaries and texts, without a GPU, and compared
+    with the launches: names, arguments, shared memory, registers, addresses.
 
     With --rewind, the capacity of every ring is proved from the manifest alone, the manifest is compared with
     the plan of the IR text, and then sessions are rewound on the kernels and compared with sessions that
@@ -51,6 +56,11 @@ def run(
     }
     if not as_json:
         print_result(f"files      {len(manifest.files)}, {format_bytes(size)}: all as the manifest says")
+    kernels = check_kernels(artifact, manifest)
+    if kernels:
+        document["kernels"] = len(kernels)
+        if not as_json:
+            print_result(f"kernels    {describe_kernels(kernels)}: all as the launches say")
     if rewind:
         document["rewind"] = check_rewind(artifact, manifest, threads, device, quiet=as_json)
     document["seconds"] = round(time.perf_counter() - started, 2)
@@ -70,6 +80,29 @@ def check_files(folder: Path) -> Manifest:
     manifest = Manifest.read(folder)
     verify_files(folder, manifest)
     return manifest
+
+
+def check_kernels(folder: Path, manifest: Manifest) -> Sequence[KernelRow]:
+    """Kernels of an artifact for a GPU, in each of its binaries; none of one for the CPU.
+
+    Raises:
+        ArtifactError: binaries, texts, launches and limits contradict each other.
+    """
+    from ds4c_runtime.package.check import check_package, is_gpu
+
+    return check_package(folder, manifest) if is_gpu(manifest) else ()
+
+
+def describe_kernels(rows: Sequence[KernelRow]) -> str:
+    """What the kernels of an artifact need at most, in a line."""
+    variants = list(dict.fromkeys(row.variant for row in rows))
+    parts = [f"{len(rows) // max(1, len(variants))} for {', '.join(variants)}"]
+    registers = [row.registers for row in rows if row.registers is not None]
+    parts += [f"up to {max(registers)} registers"] if registers else []
+    parts.append(f"up to {max((row.shared_bytes for row in rows), default=0)} bytes of shared memory")
+    local = [row.function for row in rows if row.local_bytes or row.spilled]
+    parts += [f"{len(set(local))} with memory of threads"] if local else []
+    return "; ".join(parts)
 
 
 def check_rewind(
