@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -15,6 +16,10 @@ if TYPE_CHECKING:
 
 PLAIN_SECONDS = 5.0
 """Where stderr is no terminal, a stage prints a line at its start and then at most this often."""
+
+
+EVERY = "all"
+"""Name for every target."""
 
 
 class StageLog:
@@ -59,7 +64,7 @@ def list_targets(value: str) -> str:
 
     targets = [get_target(name) for name in target_names()]
     rows = [[f"{t.name}:{v}", " ".join(t.variant_features(v))] for t in targets for v in t.variants()]
-    print_table(["target", "processor features it needs"], rows)
+    print_table(["target", "what a device must have"], rows)
     raise typer.Exit
 
 
@@ -69,7 +74,10 @@ def run(
     target: Annotated[
         str,
         typer.Option(
-            help="Target, or target:variant; `list` lists them.", callback=list_targets, is_eager=True
+            help="Target, target:variant or target:variant+variant; `all`: each into a folder of its name in "
+            "the output; `list` lists them.",
+            callback=list_targets,
+            is_eager=True,
         ),
     ] = "cpu",
     horizon: Annotated[int, typer.Option(help="Rewinds of up to this many tokens move no data.")] = 64,
@@ -90,12 +98,21 @@ def run(
     Example: ds4c build CHECKPOINT -o out/m --target cpu --horizon 64
     """
     from ds4c.build import BuildOptions, build
+    from ds4c.passes.target import target_names
 
     options = BuildOptions(target, horizon, context, rows, segments, logit_rows, name, dump_ir, replace=force)
-    report = build(source, output, options, StageLog(quiet))
+    if target != EVERY:
+        report = build(source, output, options, StageLog(quiet))
+        if as_json:
+            print_json(summary(report))
+        else:
+            _print_summary(report)
+        return
+    wanted = [replace(options, target=each, name=name or source.absolute().name) for each in target_names()]
+    reports = [build(source, output / each.target, each, StageLog(quiet)) for each in wanted]
     if as_json:
-        print_json(summary(report))
-    else:
+        print_json([summary(report) for report in reports])
+    for report in reports if not as_json else []:
         _print_summary(report)
 
 

@@ -137,3 +137,14 @@ def test_logits_refuses(
     assert main([*call, "-o", str(tmp_path / "out.npy"), *arguments]) == code
     assert line in capsys.readouterr().err
     assert not (tmp_path / "out.npy").exists()
+
+
+@pytest.mark.slow
+def test_every_target_into_a_folder_of_its_name(
+    built: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    small = ["--context", "256", "--rows", "8", "--segments", "1", "--logit-rows", "8", "--json", "--quiet"]
+    checkpoint = str(built("tiny-8").checkpoint)
+    assert main(["build", checkpoint, "-o", str(tmp_path / "out"), "--target", "all", *small]) == 0
+    targets = [each["target"].partition(":")[0] for each in json.loads(capsys.readouterr().out)]
+    assert targets == ["cpu", "cuda", "metal", "rocm"] == sorted(f.name for f in (tmp_path / "out").iterdir())
