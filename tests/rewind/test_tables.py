@@ -270,8 +270,8 @@ class Compiled:
 
     LENGTH = 512
 
-    def __init__(self, made: Built) -> None:
-        self.model = open_local(made.artifact, sessions=4)
+    def __init__(self, made: Built, device: str | None = None) -> None:
+        self.model = open_local(made.artifact, sessions=4, device=device)
         self.memo = Memo(self.model, made.config)
         self.right = tokens_for(made.config, self.LENGTH, seed=1)
         self.wrong = tokens_for(made.config, self.LENGTH, seed=2)
