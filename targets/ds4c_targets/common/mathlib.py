@@ -54,6 +54,12 @@ def softplus(b: Builder, x: Expr) -> Expr:
     return b.fma(p, s, vmax(0.0, x))
 
 
+def swiglu_of(b: Builder, gate: Expr, up: Expr, clamp: float) -> Expr:
+    """`silu(min(gate, L)) * clip(up, -L, L)`."""
+    g = b.let(vmin(clamp, gate))
+    return mul(mul(g, sigmoid(b, g)), vmax(-clamp, vmin(clamp, up)))
+
+
 def inverse_rms(b: Builder, square_sum: Expr, width: int, eps: float) -> Expr:
     """`1 / sqrt(sum / width + eps)`, a scalar."""
     return b.let(like(1.0, square_sum) / b.sqrt(b.fma(1.0 / width, square_sum, eps)))

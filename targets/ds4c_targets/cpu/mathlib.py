@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from ds4c_targets.common.mathlib import exp, inverse_rms, sigmoid, softplus
+from ds4c_targets.common.mathlib import exp, inverse_rms, sigmoid, softplus, swiglu_of
 from ds4c_targets.cpu.tir import LANES, Buf, Expr, Kernel, splat
 
 
@@ -21,4 +21,4 @@ def zero(b: Kernel, acc: Buf, vectors: int, at: int = 0) -> None:
         acc.store(at + v * LANES, splat(0.0))
 
 
-__all__ = ["exp", "inverse_rms", "reduce16", "sigmoid", "softplus", "zero"]
+__all__ = ["exp", "inverse_rms", "reduce16", "sigmoid", "softplus", "swiglu_of", "zero"]

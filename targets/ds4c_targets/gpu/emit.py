@@ -7,38 +7,42 @@ from collections.abc import Callable
 from ds4c.errors import TargetError
 from ds4c.ir.kernel import KernelSpec
 from ds4c_targets.gpu.args import Part
-from ds4c_targets.gpu.kernels import elementwise, hyper, norm, pool, recurrent, rope, state
+from ds4c_targets.gpu.kernels import elementwise, hyper, linear, norm, pool, recurrent, rope, state
 from ds4c_targets.gpu.tuning import Tuning
 
 Emitter = Callable[[KernelSpec, Tuning], list[Part]]
 
 EMITTERS: dict[str, Emitter] = {
-    "causal_conv": recurrent.causal_conv,
-    "delta_gates": recurrent.delta_gates,
-    "gated_delta": recurrent.gated_delta,
-    "gated_norm": recurrent.gated_norm,
     "add": elementwise.add,
     "add_position_bias": elementwise.add_position_bias,
+    "append": state.append,
+    "causal_conv": recurrent.causal_conv,
+    "delta_gates": recurrent.delta_gates,
     "embed": elementwise.embed,
-    "head_norm": norm.head_norm,
+    "fork": state.fork,
+    "gated_delta": recurrent.gated_delta,
+    "gated_linear": linear.gated_linear,
+    "gated_norm": recurrent.gated_norm,
+    "grouped_linear": linear.grouped_linear,
     "hc_collapse": hyper.hc_collapse,
     "hc_enter": hyper.hc_enter,
     "hc_mix": hyper.hc_mix,
     "hc_post": hyper.hc_post,
     "hc_pre": hyper.hc_pre,
+    "head_norm": norm.head_norm,
+    "linear": linear.linear,
+    "multi_linear": linear.multi_linear,
     "norm_rope": rope.norm_rope,
-    "rope": rope.rope,
-    "rope_table": rope.rope_table,
-    "swiglu": elementwise.swiglu,
-    "take_rows": elementwise.take_rows,
-    "append": state.append,
-    "fork": state.fork,
     "pool": pool.pool,
     "read_rows": state.read_rows,
     "restore": state.restore,
     "rms_norm": norm.rms_norm,
+    "rope": rope.rope,
+    "rope_table": rope.rope_table,
     "snapshot": state.snapshot,
     "snapshot_rows": state.snapshot_rows,
+    "swiglu": elementwise.swiglu,
+    "take_rows": elementwise.take_rows,
     "windows": state.windows,
     "write": state.write,
 }

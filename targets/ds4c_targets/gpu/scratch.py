@@ -12,9 +12,10 @@ from ds4c_targets.gpu.tuning import Tuning
 Need = Callable[[KernelSpec, Tuning], int]
 
 OPS = frozenset(
-    "add add_position_bias append causal_conv delta_gates embed fork gated_delta gated_norm hc_collapse "
-    "hc_enter hc_mix hc_post hc_pre head_norm norm_rope pool read_rows restore rms_norm rope rope_table "
-    "snapshot snapshot_rows swiglu take_rows windows write".split()
+    "add add_position_bias append causal_conv delta_gates embed fork gated_delta gated_linear "
+    "gated_norm grouped_linear hc_collapse hc_enter hc_mix hc_post hc_pre head_norm linear multi_linear "
+    "norm_rope pool read_rows restore rms_norm rope rope_table snapshot snapshot_rows swiglu take_rows "
+    "windows write".split()
 )
 """Ops with a kernel."""
 

@@ -54,7 +54,7 @@ def _build(functions: Sequence[Any], kind: Kind, extra: dict[str, Any]) -> Any:
     target = tvm.target.Target(_TARGETS[kind] | extra, host="llvm")
     named = {f.attrs["global_symbol"]: f.with_attr("target", target) for f in functions}
     module = tvm.IRModule({tvm.ir.GlobalVar(name): f for name, f in named.items()})
-    for each in (transform.FlattenBuffer(), transform.UnrollLoop(), transform.LowerIntrin()):
+    for each in (transform.UnrollLoop(), transform.LowerIntrin()):
         module = each(module)
     return tvm.get_global_func(f"target.build.{kind}")(module, target)
 

@@ -16,6 +16,8 @@ class Tuning:
         threads: threads of a block.
         gemv_rows: output rows of a warp of a matrix product.
         gemv_tokens: token rows of a warp of a matrix product; `gemv_rows * gemv_tokens` is at most 32.
+        gemv_ahead: vectors of each row that a lane of a matrix product loads at once for one token row.
+        gemv_blocks: blocks of a matrix product; products of few output rows have smaller blocks to get there.
         attention_rows: rows of one chunk of attention; chunks are parallel and merged in order.
         attention_heads: heads of one block of attention, a warp each.
         hyper_channels: channels of one slice of the products of a control vector.
@@ -26,6 +28,8 @@ class Tuning:
     threads: int = 256
     gemv_rows: int = 4
     gemv_tokens: int = 8
+    gemv_ahead: int = 2
+    gemv_blocks: int = 256
     attention_rows: int = 64
     attention_heads: int = 8
     hyper_channels: int = 1024

@@ -77,7 +77,7 @@ def test_linear_equals_float64(lab: Lab, name: str) -> None:
 def test_linear_bits_do_not_depend_on_rows_threads_or_variant(lab: Lab, name: str) -> None:
     n, k, dtype = SHAPES[name]
     x, w = _inputs(n, k, dtype, seed=1)
-    whole = _run(lab, name, x, T, n, "generic", w=w)
+    whole = _run(lab, name, x, T, n, VARIANTS[0], w=w)
     for variant in VARIANTS:
         for count in COUNTS:
             assert np.array_equal(_run(lab, name, x, count, n, variant, w=w), whole[:count])
@@ -92,7 +92,7 @@ def test_multi_linear_has_the_bits_of_linear(lab: Lab) -> None:
     n, k, dtype = SHAPES["bf16"]
     x, w = _inputs(n, k, dtype, seed=2)
     other = bf16(np.random.default_rng(3).standard_normal((20, k)))
-    single = _run(lab, "bf16", x, 17, n, "generic", w=w)
+    single = _run(lab, "bf16", x, 17, n, VARIANTS[0], w=w)
     for variant in VARIANTS:
         y0, y1 = nans(T, n), nans(T, 20)
         lab.call(
@@ -113,7 +113,7 @@ def test_grouped_linear_equals_float64(lab: Lab) -> None:
     rng = np.random.default_rng(4)
     x, w = rng.standard_normal((T, 60), dtype=np.float32), rng.standard_normal((96, 20), dtype=np.float32)
     want = ref.grouped_linear(x.astype(np.float64), w.astype(np.float64), 3)
-    whole = _run(lab, "grouped", x, T, 96, "generic", w=w)
+    whole = _run(lab, "grouped", x, T, 96, VARIANTS[0], w=w)
     close(whole, want)
     for variant in VARIANTS:
         assert np.array_equal(_run(lab, "grouped", x, 5, 96, variant, w=w), whole[:5])
@@ -125,7 +125,7 @@ def test_gated_linear_equals_float64(lab: Lab) -> None:
     w1, w3 = (rng.standard_normal((40, 36), dtype=np.float32) for _ in range(2))
     x64 = x.astype(np.float64)
     want = ref.swiglu(ref.linear(x64, w1.astype(np.float64)), ref.linear(x64, w3.astype(np.float64)), 2.0)
-    whole = _run(lab, "gated", x, T, 40, "generic", w1=w1, w3=w3)
+    whole = _run(lab, "gated", x, T, 40, VARIANTS[0], w1=w1, w3=w3)
     close(whole, want)
     for variant in VARIANTS:
         for count in (1, 2, 5, 17):

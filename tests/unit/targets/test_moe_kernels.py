@@ -95,7 +95,7 @@ def test_routes(lab: Lab, name: str) -> None:
         ),
     }
     for kind, ((want_experts, want_weights), given) in wanted.items():
-        whole = _route(lab, f"{kind}-{name}", "generic", T, logits, **given)
+        whole = _route(lab, f"{kind}-{name}", VARIANTS[0], T, logits, **given)
         assert np.array_equal(whole[0][1:], want_experts[1:])
         close(whole[1][1:], want_weights[1:])
         for variant in VARIANTS:
@@ -107,7 +107,7 @@ def test_routes(lab: Lab, name: str) -> None:
 def test_equal_scores_go_to_the_lower_expert(lab: Lab) -> None:
     logits = np.zeros((1, 37), np.float32)
     logits[0, [30, 12, 20]] = 1.0
-    got, weights = _route(lab, "top-odd", "generic", 1, logits, bias=np.zeros(37, np.float32))
+    got, weights = _route(lab, "top-odd", VARIANTS[0], 1, logits, bias=np.zeros(37, np.float32))
     assert got.tolist() == [[12, 20, 30, 0, 1]]
     assert weights[0, 0] == weights[0, 2] > weights[0, 3] == weights[0, 4]
 
@@ -140,7 +140,7 @@ def test_moe_experts(lab: Lab, name: str) -> None:
     given = _experts(name, 3)
     floats = {n: a if n == "experts" else a.astype(np.float64) for n, a in given.items()}
     want = ref.moe_experts(*(floats[n] for n in ("x", "experts", "weights", "w1", "w3", "w2")), 2.0)
-    whole = _moe(lab, name, "generic", slice(0, T), given)
+    whole = _moe(lab, name, VARIANTS[0], slice(0, T), given)
     close(whole, want)
     for variant in VARIANTS:
         for count in COUNTS:
@@ -148,7 +148,7 @@ def test_moe_experts(lab: Lab, name: str) -> None:
         single = [_moe(lab, name, variant, slice(t, t + 1), given) for t in range(T)]
         assert np.array_equal(np.concatenate(single), whole)
     set_threads(1)
-    assert np.array_equal(_moe(lab, name, "generic", slice(0, T), given), whole)
+    assert np.array_equal(_moe(lab, name, VARIANTS[0], slice(0, T), given), whole)
     set_threads(2)
 
 

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from ds4c_targets.cpu.args import Args
 from ds4c_targets.cpu.dot import Panel, panel_size
-from ds4c_targets.cpu.mathlib import sigmoid
+from ds4c_targets.cpu.mathlib import swiglu_of
 from ds4c_targets.cpu.product import Product, panel_count, panel_of, run_products, store_lanes
-from ds4c_targets.cpu.tir import LANES, Expr, Kernel, i64, mul, vmax, vmin
+from ds4c_targets.cpu.tir import LANES, Expr, i64
 
 
 def _plain(args: Args, w: str, y: str) -> Product:
@@ -58,12 +58,6 @@ def grouped_linear(args: Args) -> None:
     groups = args.integer("groups")
     products = [_group(args, groups, g) for g in range(groups)]
     run_products(args.b, args.variant, args.count(), products)
-
-
-def swiglu_of(b: Kernel, gate: Expr, up: Expr, clamp: float) -> Expr:
-    """`silu(min(gate, L)) * clip(up, -L, L)`."""
-    g = b.let(vmin(clamp, gate))
-    return mul(mul(g, sigmoid(b, g)), vmax(-clamp, vmin(clamp, up)))
 
 
 def gated_linear(args: Args) -> None:

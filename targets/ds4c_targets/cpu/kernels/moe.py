@@ -7,8 +7,7 @@ from collections.abc import Callable
 from ds4c_targets.cpu.args import Args
 from ds4c_targets.cpu.dot import panel_size
 from ds4c_targets.cpu.heads import run_tasks
-from ds4c_targets.cpu.kernels.linear import swiglu_of
-from ds4c_targets.cpu.mathlib import softplus
+from ds4c_targets.cpu.mathlib import softplus, swiglu_of
 from ds4c_targets.cpu.product import Product, panel_count, panel_of, product_task, store_lanes
 from ds4c_targets.cpu.rows import channels, split
 from ds4c_targets.cpu.scratch import MoeScratch, route_bytes

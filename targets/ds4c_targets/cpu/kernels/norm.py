@@ -5,8 +5,7 @@ from __future__ import annotations
 from math import prod
 
 from ds4c_targets.cpu.args import ROWS_AT, Args
-from ds4c_targets.cpu.kernels.linear import swiglu_of
-from ds4c_targets.cpu.mathlib import inverse_rms, reduce16, zero
+from ds4c_targets.cpu.mathlib import inverse_rms, reduce16, swiglu_of, zero
 from ds4c_targets.cpu.rows import channels, copy_row, split
 from ds4c_targets.cpu.tir import (
     LANES,

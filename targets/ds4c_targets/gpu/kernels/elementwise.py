@@ -5,12 +5,11 @@ from __future__ import annotations
 from math import prod
 
 from ds4c.ir.kernel import KernelSpec
-from ds4c_targets.common.expr import Expr, i64, mod, mul, vmax, vmin
-from ds4c_targets.common.mathlib import sigmoid
+from ds4c_targets.common.expr import i64, mod
+from ds4c_targets.common.mathlib import swiglu_of
 from ds4c_targets.common.views import ROWS_AT
 from ds4c_targets.gpu.args import Args, Part
 from ds4c_targets.gpu.rows import per_channel
-from ds4c_targets.gpu.tir import GpuKernel
 from ds4c_targets.gpu.tuning import Tuning
 
 
@@ -34,12 +33,6 @@ def add_position_bias(spec: KernelSpec, tuning: Tuning) -> list[Part]:
         to = b.let(i64(t) * width + c)
         args["y"][to] = args["x"][to] + args["bias"].load(row, 1)
     return [args.finish()]
-
-
-def swiglu_of(b: GpuKernel, gate: Expr, up: Expr, clamp: float) -> Expr:
-    """`silu(min(gate, L)) * clip(up, -L, L)`."""
-    g = b.let(vmin(clamp, gate))
-    return mul(mul(g, sigmoid(b, g)), vmax(-clamp, vmin(clamp, up)))
 
 
 def swiglu(spec: KernelSpec, tuning: Tuning) -> list[Part]:
