@@ -1,8 +1,7 @@
-"""Whole models as CUDA and Metal text on the emulator: the CPU artifact's tokens, and every promise of rewind."""
+"""Whole models as CUDA and Metal text on the emulator: the tokens of the CPU, and every promise of rewind."""
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
@@ -75,8 +74,8 @@ def test_a_walk_of_rewinds(built: Build, name: str, target: str, seed: int, tmp_
 
 
 @pytest.fixture(scope="module", params=TARGETS)
-def four_layers(built: Build, request: pytest.FixtureRequest) -> Iterator[Compiled]:
-    yield Compiled(built("tiny-8", target=request.param), device=EMULATOR)
+def four_layers(built: Build, request: pytest.FixtureRequest) -> Compiled:
+    return Compiled(built("tiny-8", target=request.param), device=EMULATOR)
 
 
 def test_every_phase(four_layers: Compiled) -> None:
