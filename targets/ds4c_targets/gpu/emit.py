@@ -7,7 +7,18 @@ from collections.abc import Callable
 from ds4c.errors import TargetError
 from ds4c.ir.kernel import KernelSpec
 from ds4c_targets.gpu.args import Part
-from ds4c_targets.gpu.kernels import elementwise, hyper, linear, norm, pool, recurrent, rope, state
+from ds4c_targets.gpu.kernels import (
+    attention,
+    elementwise,
+    hyper,
+    index,
+    linear,
+    norm,
+    pool,
+    recurrent,
+    rope,
+    state,
+)
 from ds4c_targets.gpu.tuning import Tuning
 
 Emitter = Callable[[KernelSpec, Tuning], list[Part]]
@@ -33,6 +44,8 @@ EMITTERS: dict[str, Emitter] = {
     "linear": linear.linear,
     "multi_linear": linear.multi_linear,
     "norm_rope": rope.norm_rope,
+    "attention": attention.attention,
+    "index_select": index.index_select,
     "pool": pool.pool,
     "read_rows": state.read_rows,
     "restore": state.restore,

@@ -19,7 +19,11 @@ class Tuning:
         gemv_ahead: vectors of each row that a lane of a matrix product loads at once for one token row.
         gemv_blocks: blocks of a matrix product; products of few output rows have smaller blocks to get there.
         attention_rows: rows of one chunk of attention; chunks are parallel and merged in order.
-        attention_heads: heads of one block of attention, a warp each.
+        attention_heads: heads of one block of attention.
+        attention_warp_heads: heads of one warp of attention.
+        attention_split: most rows of a step whose chunks are done in parallel.
+        index_rows: rows of one block of the scores of the indexer, a multiple of 32.
+        select_rows: rows of one block of the selection.
         hyper_channels: channels of one slice of the products of a control vector.
         copy_blocks: blocks that share the rows of one ring in a fork, a snapshot or a restore.
         step_copy_blocks: the same where most steps have nothing to copy.
@@ -31,7 +35,11 @@ class Tuning:
     gemv_ahead: int = 2
     gemv_blocks: int = 256
     attention_rows: int = 64
-    attention_heads: int = 8
+    attention_heads: int = 16
+    attention_warp_heads: int = 2
+    attention_split: int = 8
+    index_rows: int = 64
+    select_rows: int = 4096
     hyper_channels: int = 1024
     copy_blocks: int = 32
     step_copy_blocks: int = 8
