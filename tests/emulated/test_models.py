@@ -16,7 +16,7 @@ from ds4c_runtime.transport import CopyMode
 
 pytestmark = pytest.mark.slow
 
-TARGETS = ("cuda", "metal")
+TARGETS = ("cuda:sm_90", "metal")
 MODELS = ("tiny-128", "tiny-8", "tiny-delta", "demo")
 EMULATOR = "emulator"
 GENERATED = 48
