@@ -1,0 +1,106 @@
+"""Every kernel of the labs as binaries of every variant: what ships is what is launched, within all limits.
+
+Nothing runs here. Symbols, arguments, shared memory, registers and spills are read from the cubins and code
+objects, and the Metal text is linted, as `ds4c verify` does it.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Callable
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gpu_package
+import pytest
+from unit.targets.gpu_lab import Lab, described, on_gpu
+
+from ds4c_runtime.launches import Entry, LaunchPlan
+from ds4c_runtime.manifest import Manifest, TargetInfo
+from ds4c_runtime.package.check import KernelRow, check_package
+from ds4c_targets.gpu.target import GpuTarget
+
+pytestmark = pytest.mark.slow
+
+HERE = Path(__file__).parent
+MODULES = [path.stem.replace("_gpu", "") for path in sorted(HERE.glob("test_gpu_*_kernels.py"))]
+ENTRIES = ("step", "snapshot", "restore", "fork")
+LOCAL_BYTES = 0
+"""Memory of a thread, which holds what does not fit its registers."""
+
+globals().update({f"{module}_lab": on_gpu(module)["lab"] for module in MODULES})
+
+
+@pytest.fixture(scope="module", params=MODULES)
+def lab(request: pytest.FixtureRequest) -> Lab:
+    """The kernels of a module of tests."""
+    return request.getfixturevalue(f"{request.param}_lab")
+
+
+Make = Callable[[str], tuple[KernelRow, ...]]
+
+
+@pytest.fixture(scope="module")
+def rows_of(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Make:
+    """Checked rows of the artifact of a target with the kernels of the lab."""
+
+    def make(name: str) -> tuple[KernelRow, ...]:
+        target: GpuTarget = importlib.import_module(f"ds4c_targets.{name}").TARGET
+        parts = {p.name: p for several in lab.emitted().values() for p in several}
+        folder = tmp_path_factory.mktemp(name)
+        manifest = write_artifact(target, list(parts.values()), folder / "a")
+        return check_package(folder / "a", manifest)
+
+    return make
+
+
+def write_artifact(target: GpuTarget, parts: list[Any], folder: Path) -> Manifest:
+    """An artifact with kernels and no launches."""
+    from ds4c_targets.gpu import text
+
+    chosen = target.description.select("all")
+    names = [v.name for v in chosen]
+    made = gpu_package.package(target.name)
+    plan = replace(
+        made.plan,
+        functions=tuple(described(p) for p in parts),
+        entries=tuple(Entry(e, ()) for e in ENTRIES),
+        limits=tuple(v.limits for v in chosen),
+    )
+    work = folder.with_name("work")
+    work.mkdir()
+    (work / "launches.json").write_text(plan.to_json())
+    functions = [p.function for p in parts]
+    if target.name == "rocm":
+        for v in chosen:
+            (work / f"kernels.{v.name}.o").write_bytes(text.rocm_object(functions, v.name, v.wave))
+    elif target.name == "cuda":
+        (work / "kernels.cu").write_text(text.cuda_text(functions))
+    else:
+        (work / "kernels.metal").write_text(text.metal_text(functions))
+    shipped = target.finish(work, names, lambda line: None)
+    files = {name: (work / name).read_bytes() for name in shipped}
+    info = TargetInfo(target.name, "+".join(names), ())
+    package = replace(
+        made, plan=LaunchPlan.read(work), files=files, manifest=replace(made.manifest, target=info)
+    )
+    return package.write(folder)
+
+
+def test_cuda(rows_of: Make, cuda_compiler: str) -> None:
+    rows = rows_of("cuda")
+    assert {r.variant for r in rows} == {"sm_80", "sm_90", "sm_120"}
+    spilled = [(r.variant, r.function, r.local_bytes) for r in rows if (r.local_bytes or 0) > LOCAL_BYTES]
+    assert spilled == []
+
+
+def test_rocm(rows_of: Make, rocm_linker: str) -> None:
+    rows = rows_of("rocm")
+    assert {r.variant for r in rows} == {"gfx942", "gfx1100", "gfx1151", "gfx1201"}
+    spilled = [(r.variant, r.function, r.spilled) for r in rows if r.spilled or r.local_bytes]
+    assert spilled == []
+
+
+def test_metal(rows_of: Make) -> None:
+    assert {r.variant for r in rows_of("metal")} == {f"apple-m{n}" for n in range(1, 6)}
