@@ -89,15 +89,15 @@ def describe_failure(error: BaseException) -> tuple[str, int] | None:
         return _describe_missing_module(error)
     if isinstance(error, OSError):
         return describe_os_error(error), int(ExitCode.FAILED)
+    # The runtime's tree, which is not imported for this: no error of it can be here if it is not loaded.
+    runtime_errors = sys.modules.get("ds4c_runtime.errors")
+    if runtime_errors is not None and isinstance(error, runtime_errors.RuntimeFailure):
+        return str(error), int(cast(Any, error).exit_code)
     if isinstance(error, MemoryError):
         line = (
             f"out of memory: expected room for the work, got {error or 'none'}; ask for less or free memory"
         )
         return line, int(ExitCode.MEMORY)
-    # The runtime's tree, which is not imported for this: no error of it can be here if it is not loaded.
-    runtime_errors = sys.modules.get("ds4c_runtime.errors")
-    if runtime_errors is not None and isinstance(error, runtime_errors.RuntimeFailure):
-        return str(error), int(cast(Any, error).exit_code)
     return None
 
 

@@ -264,3 +264,11 @@ class DeviceError(RuntimeFailure):
     code = "FAILED_PRECONDITION"
     reason = "DEVICE_UNSUITABLE"
     exit_code = 5
+
+
+class DeviceMemoryError(DeviceError, MemoryError):
+    """The device has no room for an allocation."""
+
+    code = "RESOURCE_EXHAUSTED"
+    reason = "DEVICE_MEMORY"
+    exit_code = 6

@@ -80,6 +80,7 @@ RULES: Mapping[type[runtime.RuntimeFailure], Rule] = {
     runtime.StoredFileError: Rule("DATA_LOSS", "INTEGRITY_FAILED"),
     runtime.StoreFailedError: Rule("INTERNAL", "STORE_FAILED"),
     runtime.DeviceError: Rule("FAILED_PRECONDITION", "DEVICE_UNSUITABLE"),
+    runtime.DeviceMemoryError: Rule("RESOURCE_EXHAUSTED", "DEVICE_MEMORY"),
     runtime.RuntimeFailure: Rule("INTERNAL", "BACKEND_FAILED"),
     UnauthenticatedError: Rule("UNAUTHENTICATED", "UNAUTHENTICATED"),
 }

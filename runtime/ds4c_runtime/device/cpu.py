@@ -16,6 +16,7 @@ from typing import Any
 
 from ds4c_runtime.device.base import Arena, HostBytes
 from ds4c_runtime.device.host_memory import HostMemory
+from ds4c_runtime.device.launcher import check_listed
 from ds4c_runtime.device.memory import ALIGNMENT, aligned_zeros, load_weights
 from ds4c_runtime.device.status import DeviceStatus
 from ds4c_runtime.errors import ArtifactError, DeviceError
@@ -91,7 +92,7 @@ class CpuDevice(HostMemory):
                 f"device cpu refused: expected apache-tvm-ffi {manifest.versions.tvm_ffi}, got "
                 f"{tvm_ffi.__version__}; install apache-tvm-ffi=={manifest.versions.tvm_ffi} or build again"
             )
-        check_listed(manifest)
+        check_listed(manifest, FILES)
         self._from_dlpack = tvm_ffi.from_dlpack
         try:
             _load_runtime(folder / "libtvm_runtime.so")
@@ -160,19 +161,6 @@ def _load_runtime(path: Path) -> None:
     """
     if not hasattr(ctypes.CDLL(None), "TVMBackendParallelLaunch"):
         ctypes.CDLL(str(path.resolve()), ctypes.RTLD_GLOBAL)
-
-
-def check_listed(manifest: Manifest) -> None:
-    """Refuse if a file that would be loaded is not vouched for: only listed files are hashed.
-
-    Raises:
-        ArtifactError: naming the first that is not listed.
-    """
-    for name in FILES:
-        if manifest.file(name) is None:
-            raise ArtifactError(
-                f"artifact rejected: expected {name} in the file list of its manifest, got none; build again"
-            )
 
 
 def host_features(cpuinfo: Path = CPUINFO) -> frozenset[str]:

@@ -5,8 +5,11 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import mmap
+import weakref
+from collections.abc import Callable
 from io import FileIO
 from pathlib import Path
+from typing import Any, cast
 
 import numpy as np
 
@@ -42,6 +45,20 @@ def pinned_zeros(size: int) -> tuple[HostBytes, bool]:
     if lock(ctypes.c_void_p(pages.ctypes.data), ctypes.c_size_t(len(pages))):
         return aligned_zeros(size), False
     return pages[:size], True
+
+
+def bytes_at(address: int, size: int, release: Callable[[], object]) -> HostBytes:
+    """Host memory that somebody else allocated, as an array.
+
+    Args:
+        address: of its first byte.
+        size: bytes.
+        release: called once neither the array nor any view of it is left, on any thread; not at the end of
+            the process.
+    """
+    memory = (ctypes.c_uint8 * size).from_address(address)
+    weakref.finalize(memory, release).atexit = False
+    return np.frombuffer(cast(Any, memory), np.uint8)
 
 
 def load_weights(path: Path) -> HostBytes:
