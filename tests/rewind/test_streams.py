@@ -1,0 +1,74 @@
+"""Rewinds on GPUs whose drivers do all as late as they may: order comes from events and waits alone."""
+
+from __future__ import annotations
+
+import random
+import tempfile
+from pathlib import Path
+
+import pytest
+from fake_executable import FakeDevice, FakeMachine
+from fake_gpu import FakeGpu, gpu_kernels, gpu_manifest, write_artifact
+from fake_metal import TEXT, FakeMetal
+from rewind.bug_scenarios import rows_of
+from rewind.test_copy_modes import Walk
+
+from ds4c_runtime.device import cuda, rocm
+from ds4c_runtime.device.base import Device
+from ds4c_runtime.device.metal import MetalDevice
+from ds4c_runtime.device.stream_device import StreamDevice
+from ds4c_runtime.snapshot import SnapshotLayout
+from ds4c_runtime.state import StateStore
+from ds4c_runtime.step import Stepper
+from ds4c_runtime.transport import CopyMode
+
+TARGETS = ("cuda", "rocm", "metal")
+
+
+def machine_on(target: str, mode: CopyMode, largest: float = 8.5) -> FakeMachine:
+    """Three sessions on the device of a target, and snapshots of so many times the largest one."""
+    manifest = gpu_manifest(target)
+    kernels = gpu_kernels(FakeDevice(manifest))
+    device: Device
+    if target == "cuda":
+        device = StreamDevice(cuda.CudaDriver(FakeGpu(cuda.NAMES, kernels)))
+    elif target == "rocm":
+        device = StreamDevice(rocm.RocmDriver(FakeGpu(rocm.NAMES, kernels)))
+    else:
+        device = MetalDevice(FakeMetal(manifest))
+    with tempfile.TemporaryDirectory() as folder:
+        artifact = write_artifact(Path(folder), target)
+        if target == "metal":
+            (artifact / "kernels.metal").write_text(TEXT)
+        device.load(artifact, manifest, 1)
+    room = int(largest * SnapshotLayout(manifest).largest())
+    pages = 3 * manifest.limits.pages_per_session
+    store = StateStore(manifest, device, 3, pages, snapshot_bytes=room, copy_mode=mode)
+    return FakeMachine(manifest, device, store, Stepper(manifest, device, store))  # type: ignore[arg-type]
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("mode", CopyMode)
+def test_random_sessions(mode: CopyMode, target: str, seed: int) -> None:
+    machine = machine_on(target, mode)
+    walk = Walk(machine, random.Random(f"{seed} {mode} {target}"))
+    walk.run()
+    machine.store.check_integrity()
+    if isinstance(machine.device, StreamDevice):
+        # One for each entry point, and of a step for each bucket of rows.
+        assert len(machine.device._graphs) <= 3 + 7
+
+
+@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("mode", CopyMode)
+def test_save_overwrite_and_restore_without_a_wait_between(mode: CopyMode, target: str) -> None:
+    machine = machine_on(target, mode)
+    session = machine.open()
+    session.prefill(list(range(100, 140)))
+    session.take_snapshot()
+    wanted = rows_of(machine, session)
+    session.prefill(list(range(200, 260)))
+    assert rows_of(machine, session) != wanted
+    session.rewind(40)
+    assert rows_of(machine, session) == wanted
