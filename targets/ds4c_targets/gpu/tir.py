@@ -113,7 +113,10 @@ class GpuKernel(builder.Builder):
         """The value of another lane of the warp."""
         every = tirx.IntImm("uint32", _EVERY_LANE)
         kind = str(value.ty)
-        return self.let(op.call_intrin(kind, "tirx.tvm_warp_shuffle", every, value, lane, WARP, WARP))
+        # A variable, no name: ROCm's shuffle is pure, and passes would put its arguments where the name is
+        # used, which doubles them with each step of a butterfly.
+        call = op.call_intrin(kind, "tirx.tvm_warp_shuffle", every, value, lane, WARP, WARP)
+        return self.variable(call)[0]
 
     def exchange(self, value: Expr, distance: int) -> Expr:
         """The value of the lane whose number differs in the bit `distance`."""

@@ -298,6 +298,7 @@ class _Query:
                 found.append(b.let(dot))
         is_live = b.let(self.live[b.let(op.truncdiv(b.lane, _SPREAD))] > 0)
         weights = [self._weights(h, dots[h], is_live) for h in range(len(self.heads))]
+        b.barrier()  # or compilers keep the tile in registers, too many of them
         for r in range(TILE):
             values = self._row(r)
             for h, kept in enumerate(self.values):
