@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from math import prod
 from typing import Any
 
 from ds4c.ir.kernel import KernelSpec
@@ -85,6 +86,10 @@ class Args(Operands):
 
     def _own(self, name: str) -> str:
         return memory_dtype(self.spec.operand(name).dtype)
+
+    def matrix_rows(self, name: str) -> int:
+        """Rows of all matrices of an operand `[..., N, K]`."""
+        return prod(self.shape(name)[:-1])
 
     def rows(self, name: str, per: int = 1) -> Dim:
         """Blocks of `per` rows each of an operand `[rows, ...]`; no space has more rows than the step."""

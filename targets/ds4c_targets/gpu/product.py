@@ -14,11 +14,14 @@ from dataclasses import dataclass
 from ds4c.errors import TargetError
 from ds4c_runtime.launches import Dim
 from ds4c_targets.common.builder import Buf
-from ds4c_targets.common.expr import Expr, f32, i32, i64, mul, tirx
+from ds4c_targets.common.expr import Expr, i32, i64, mul, tirx
 from ds4c_targets.gpu.args import Args
 from ds4c_targets.gpu.formats import Format, Vector, format_of
 from ds4c_targets.gpu.tir import GpuKernel
 from ds4c_targets.gpu.tuning import WARP, Tuning
+
+_CHUNK = 4
+"""Channels whose weights are decoded at once; a load of the left side."""
 
 
 @dataclass(frozen=True)
@@ -153,29 +156,58 @@ def _is_result(b: GpuKernel, each: int) -> Expr:
 
 def _sums(product: Product, rows: list[Expr], tokens: list[Expr]) -> list[Buf]:
     """Sums of each lane, `[token][row]` for each matrix."""
-    b, lanes = product.args.b, product.format.vector(product.width)
-    accs = [b.local(len(rows) * len(tokens)) for _ in product.weights]
-    for acc in accs:
-        for i in range(len(rows) * len(tokens)):
-            acc[i] = 0.0
-    step = min(lanes, 4)
+    b, lanes, size = product.args.b, product.format.vector(product.width), len(rows) * len(tokens)
+    step = min(lanes, _CHUNK)
+    accs = [_zeros(b, size) for _ in product.weights]
     starts = [b.let(tirx.truncdiv(product.x_at(token), i64(step))) for token in tokens]
 
     def add(vectors: Sequence[Expr]) -> None:
-        loaded = [[[_load(product, w, row, v) for row in rows] for w in product.weights] for v in vectors]
+        loaded = [[_load(product, rows, w, v) for w in product.weights] for v in vectors]
         for vector, matrices in zip(vectors, loaded, strict=True):
             at = b.let(i64(vector) * (lanes // step))
-            for t, start in enumerate(starts):
-                loads = [product.x.load((start + at + i) * step, step) for i in range(lanes // step)]
-                x = [value for four in loads for value in b.elements(four)]
-                for acc, several in zip(accs, matrices, strict=True):
-                    for r, weights in enumerate(several):
-                        i = t * len(rows) + r
-                        acc[i] = _add(b, x, weights, acc[i])
+            parts = [
+                _zeros(b, size) if m[0].scale is not None else acc
+                for m, acc in zip(matrices, accs, strict=True)
+            ]
+            for chunk in range(lanes // step):
+                wanted = slice(chunk * step, (chunk + 1) * step)
+                weights = [[[b.let(v) for v in row.values[wanted]] for row in m] for m in matrices]
+                for t, start in enumerate(starts):
+                    x = b.elements(product.x.load((start + at + chunk) * step, step))
+                    for part, matrix in zip(parts, weights, strict=True):
+                        for r, row in enumerate(matrix, t * len(rows)):
+                            part[r] = _dot(b, x, row, part[r])
+            for acc, part, matrix in zip(accs, parts, matrices, strict=True):
+                _add_scaled(b, acc, part, matrix, len(tokens))
 
-    ahead = product.args.tuning.gemv_ahead if len(tokens) == 1 else 1
-    _lane_vectors(b, product.width // lanes, ahead, add)
+    _lane_vectors(b, product.width // lanes, product.args.tuning.gemv_ahead if len(tokens) == 1 else 1, add)
     return accs
+
+
+def _zeros(b: GpuKernel, size: int) -> Buf:
+    found = b.local(size)
+    for i in range(size):
+        found[i] = 0.0
+    return found
+
+
+def _load(product: Product, rows: Sequence[Expr], weight: str, vector: Expr) -> list[Vector]:
+    return [product.format.load(product.args, weight, row, vector) for row in rows]
+
+
+def _dot(b: GpuKernel, x: Sequence[Expr], weights: Sequence[Expr], total: Expr) -> Expr:
+    for value, weight in zip(x, weights, strict=True):
+        total = b.fma(value, weight, total)
+    return total
+
+
+def _add_scaled(b: GpuKernel, acc: Buf, part: Buf, rows: Sequence[Vector], tokens: int) -> None:
+    """Add the sums of a vector, if they are not in `acc` yet."""
+    for t in range(tokens):
+        for i, row in enumerate(rows, t * len(rows)):
+            if row.scale is not None:
+                scaled = part[i] if row.unit == 1.0 else mul(row.unit, part[i])
+                acc[i] = b.fma(row.scale, scaled, acc[i])
 
 
 def _lane_vectors(b: GpuKernel, count: int, ahead: int, body: Callable[[Sequence[Expr]], None]) -> None:
@@ -191,17 +223,3 @@ def _lane_vectors(b: GpuKernel, count: int, ahead: int, body: Callable[[Sequence
         ahead //= 2
     with b.loop(rounds // ahead) as i:
         body([b.let((i * ahead + k) * WARP + b.lane) for k in range(ahead)])
-
-
-def _load(product: Product, weight: str, row: Expr, vector: Expr) -> Vector:
-    found = product.format.load(product.args, weight, row, vector)
-    return Vector([product.args.b.let(v) for v in found.values], found.scale, found.unit)
-
-
-def _add(b: GpuKernel, x: list[Expr], weights: Vector, total: Expr) -> Expr:
-    part = total if weights.scale is None else f32(0.0)
-    for value, weight in zip(x, weights.values, strict=True):
-        part = b.fma(value, weight, part)
-    if weights.scale is None:
-        return part
-    return b.fma(weights.scale, part if weights.unit == 1.0 else mul(weights.unit, part), total)

@@ -48,8 +48,8 @@ class GpuTarget:
         return self.description.passes
 
     def weight_layout(self, op: str, operand: str, dtype: str, shape: tuple[int, ...]) -> str:
-        """`split` for float64, which not every GPU has; `row` for everything else."""
-        return layouts.SPLIT if dtype == "float64" else layouts.ROW
+        """`split` for float64, the layout of a format with blocks, `row` for everything else."""
+        return layouts.weight_layout(dtype)
 
     def packed_bytes(self, layout: str, dtype: str, shape: tuple[int, ...]) -> int:
         """Size of a packed weight in bytes."""

@@ -94,3 +94,11 @@ def check_blocks(name: str, width: int, block: int) -> None:
     """Raise `TargetError` unless rows are whole blocks."""
     if width % block:
         raise TargetError(f"{name} weight: expected rows of whole blocks of {block}, got {width} channels")
+
+
+def parts(*sizes: int) -> tuple[int, ...]:
+    """Where the second part begins and the following ones, and the size of all; multiples of 64 bytes."""
+    ends: list[int] = []
+    for size in sizes:
+        ends.append(((ends[-1] if ends else 0) + size + 63) // 64 * 64)
+    return tuple(ends)
