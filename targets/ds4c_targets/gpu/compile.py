@@ -6,8 +6,11 @@ Writes the text of all kernels (`kernels.cu` or `kernels.metal`) or an object fo
 
 from __future__ import annotations
 
+import os
 import sys
 from collections.abc import Mapping, Sequence
+from concurrent.futures import ProcessPoolExecutor
+from multiprocessing import get_context
 from pathlib import Path
 from typing import Any
 
@@ -33,17 +36,26 @@ def run(request: dict[str, Any]) -> None:
     program = program_from_json(request["program"])
     folder, kind = Path(request["folder"]), request["kind"]
     tuning = Tuning(**request["tuning"])
+    if kind == "rocm":
+        # Processes of this one's group, so that they end with it.
+        with ProcessPoolExecutor(os.cpu_count(), get_context("fork")) as pool:
+            for written in [pool.submit(write_object, request, *each) for each in request["architectures"]]:
+                written.result()
     parts = program_parts(program, tuning)
     functions = [part.function for several in parts.values() for part in several]
-    if kind == "rocm":
-        for gfx, wave in request["architectures"]:
-            (folder / object_name(gfx)).write_bytes(rocm_object(functions, gfx, wave))
-    else:
+    if kind != "rocm":
         text = cuda_text(functions) if kind == "cuda" else metal_text(functions)
         (folder / TEXT_NAMES[kind]).write_text(text)
     limits = tuple(schema.Limits(**each) for each in request["limits"])
     plan = launch_plan(kind, program, parts, limits)
     (folder / schema.LAUNCHES_NAME).write_text(plan.to_json())
+
+
+def write_object(request: dict[str, Any], gfx: str, wave: int) -> None:
+    """Compile all kernels of a request for one AMD architecture."""
+    parts = program_parts(program_from_json(request["program"]), Tuning(**request["tuning"]))
+    functions = [part.function for several in parts.values() for part in several]
+    (Path(request["folder"]) / object_name(gfx)).write_bytes(rocm_object(functions, gfx, wave))
 
 
 def program_parts(program: Program, tuning: Tuning) -> dict[str, list[Part]]:

@@ -86,9 +86,7 @@ def test_statuses_by_name(tmp_path: Path) -> None:
     ):
         device.allocate(10)
     gpu.fails["hipMemsetAsync"] = 700
-    with pytest.raises(
-        DeviceError, match=r"hipMemsetAsync failed: .* got hipErrorIllegalAddress"
-    ):
+    with pytest.raises(DeviceError, match=r"hipMemsetAsync failed: .* got hipErrorIllegalAddress"):
         device.allocate(10)
     copy = device.copy_to_host(device.allocate(8), 0, np.zeros(8, np.uint8))
     gpu.fails["hipEventQuery"] = 700
