@@ -21,9 +21,9 @@ from unit.targets.kernel_lab import (
 
 from ds4c.ir import numpy_ops as ref
 
-T = 24
+T = 64
 SHAPES = {"small": (40, 33, "float32"), "bf16": (72, 31, "bfloat16"), "big": (272, 256, "float32")}
-COUNTS = [0, 1, 2, 3, 5, 6, 7, 8, 17, 24]
+COUNTS = [0, 1, 2, 3, 5, 6, 7, 8, 17, 24, 64]
 
 
 @pytest.fixture(scope="module")

@@ -22,8 +22,8 @@ from unit.targets.kernel_lab import (
 
 from ds4c.ir import numpy_ops as ref
 
-T = 40
-COUNTS = [0, 1, 2, 5, 17, 40]
+T = 64
+COUNTS = [0, 1, 2, 5, 6, 17, 40, 64]
 ROUTES = {"few": (8, 2), "odd": (37, 5), "many": (300, 6)}
 EXPERTS = {
     "small": (5, 3, 24, 20, "float32"),

@@ -28,8 +28,8 @@ from ds4c.ir import numpy_ops as ref
 from ds4c.ir.block import Block
 from ds4c.ir.kernel import ROWS_OFFSET, Operand
 
-T, EPS = 20, 1e-6
-COUNTS = [0, 1, 2, 5, 17, 20]
+T, EPS = 64, 1e-6
+COUNTS = [0, 1, 2, 5, 6, 17, 64]
 BLOCK = Block.of((0, 3, 2), (1, 126, 0), (2, 120, 15))
 
 
