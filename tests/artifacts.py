@@ -4,18 +4,19 @@ from __future__ import annotations
 
 import fcntl
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from ds4c.models.architecture import Config, load_config
+from ds4c.models.config import ModelConfig
 from ds4c.models.generate import write_checkpoint
 from ds4c.models.presets import preset
 
 DEMO = Path(__file__).parent.parent / "demo" / "model"
-SEEDS = {"tiny-128": 0, "tiny-8": 1, "tiny-delta": 3, "tiny-peers": 0}
+SEEDS = {"tiny-128": 0, "tiny-8": 1, "tiny-delta": 3, "tiny-peers": 0, "four-layers": 4}
 """Seeds of the weights; those of the golden vectors where a model has them."""
 
 
@@ -40,8 +41,17 @@ def checkpoint_of(name: str, root: Path) -> Path:
         return DEMO
     folder = root / f"{name}.checkpoint"
     if not folder.exists():
-        write_checkpoint(preset(name), folder, SEEDS[name], "float32")
+        config = four_layers() if name == "four-layers" else preset(name)
+        write_checkpoint(config, folder, SEEDS[name], "float32")
     return folder
+
+
+def four_layers() -> Config:
+    """The smallest model with every kind of state, for tables that run thousands of transactions."""
+    tiny = preset("tiny-128")
+    assert isinstance(tiny, ModelConfig)
+    hashed = (True, False, False, False)
+    return replace(tiny, num_hidden_layers=4, compress_ratios=(0, 4, 128, 4), hash_layers=hashed)
 
 
 @pytest.fixture(scope="session")

@@ -75,14 +75,12 @@ def test_a_walk_of_rewinds(built: Build, name: str, target: str, seed: int, tmp_
 
 @pytest.fixture(scope="module", params=TARGETS)
 def four_layers(built: Build, request: pytest.FixtureRequest) -> Compiled:
-    return Compiled(built("tiny-8", target=request.param), device=EMULATOR)
+    return Compiled(built("four-layers", target=request.param), device=EMULATOR)
 
 
-def test_every_phase(four_layers: Compiled) -> None:
-    """Two transactions a phase, which over the phases are all widths and accepted counts."""
-    by_phase = [transactions([phase]) for phase in range(PHASES)]
-    cases = [mine[(7 * phase + k) % len(mine)] for phase, mine in enumerate(by_phase) for k in (0, 13)]
-    assert four_layers.run(cases, lap=128, follow=5) == 256
+def test_every_transaction(four_layers: Compiled) -> None:
+    """All phases, widths and accepted counts, in place."""
+    assert four_layers.run(transactions(), lap=128, follow=2) == 3456
 
 
 def test_every_phase_by_snapshot(four_layers: Compiled) -> None:
@@ -98,7 +96,7 @@ def test_a_snapshot_comes_back(built: Build, target: str, mode: CopyMode) -> Non
     session = model.session()
     session.prefill(tokens[:200])
     before = session.step(tokens[200:201])[-1].tobytes()
-    info = session.pin()
+    info = session.pin(position=201)
     session.prefill(tokens[201:])
     session.rewind(100)
     session.prefill(tokens[:77])
