@@ -66,6 +66,8 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Build:
     def make(name: str, **options: object) -> Built:
         from ds4c.build import BuildOptions, build  # needs xdsl, which most tests do without
 
+        if str(options.get("target", "")).startswith(("cuda", "rocm")):
+            need_tools(str(options["target"]), root)
         chosen = {"horizon": 12, "context": 512, "rows": 64, "logit_rows": 64, "segments": 2, **options}
         label = "-".join([name, *(f"{k}{v}" for k, v in sorted(chosen.items()))]).replace(":", "_")
         with (root / "lock").open("w") as lock:
@@ -77,6 +79,18 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Build:
         return Built(folder, checkpoint)
 
     return make
+
+
+def need_tools(target: str, folder: Path) -> None:
+    """Skip a test whose artifact needs a compiler or linker that this machine lacks; says what to install."""
+    from ds4c.errors import Ds4cError
+    from ds4c_targets.cuda.compile import find_compiler
+    from ds4c_targets.rocm.binaries import find_linker
+
+    try:
+        find_compiler(folder) if target.startswith("cuda") else find_linker()
+    except Ds4cError as error:
+        pytest.skip(str(error))
 
 
 def tokens_for(config: Config, count: int, seed: int) -> list[int]:

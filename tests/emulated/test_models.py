@@ -1,30 +1,19 @@
-"""Whole models as CUDA and Metal text on the emulator: the tokens of the CPU, and every promise of rewind."""
+"""Whole models as CUDA and Metal text on the emulator: the tokens of the CPU, and the same bits in any step."""
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import numpy as np
 import pytest
-from artifacts import Build, Built, tokens_for
-from rewind.table import PHASES, transactions
-from rewind.test_tables import Compiled
-from rewind.walker import OPERATIONS, Walk
+from artifacts import Build, tokens_for
+from emulated.models import EMULATOR, TARGETS, emulated
 
 from ds4c_runtime.local import LocalModel, open_local
 from ds4c_runtime.transport import CopyMode
 
 pytestmark = pytest.mark.slow
 
-TARGETS = ("cuda:sm_90", "metal")
 MODELS = ("tiny-128", "tiny-8", "tiny-delta", "demo")
-EMULATOR = "emulator"
 GENERATED = 48
-
-
-def emulated(built: Build, name: str, target: str, **options: object) -> tuple[Built, LocalModel]:
-    made = built(name, target=target)
-    return made, open_local(made.artifact, device=EMULATOR, **options)  # pyright: ignore[reportArgumentType]
 
 
 def greedy(model: LocalModel, prompt: list[int], count: int) -> list[int]:
@@ -62,30 +51,6 @@ def test_logits_whole_and_one_by_one(built: Build, name: str, target: str) -> No
     near = [cpu.step(tokens[at : at + 64], all_logits=True) for at in range(0, len(tokens), 64)]
     scale = np.abs(np.concatenate(near)).max()
     assert np.abs(np.concatenate(rows) - np.concatenate(near)).max() <= 2e-4 * scale
-
-
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", ["tiny-128", "tiny-8", "tiny-delta"])
-def test_a_walk_of_rewinds(built: Build, name: str, target: str, seed: int, tmp_path: Path) -> None:
-    made, model = emulated(built, name, target)
-    walk = Walk(model, made.config, seed, tmp_path)
-    walk.run(200, chapter_length=25)
-    assert sum(walk.done[each] for each in OPERATIONS) == 200
-
-
-@pytest.fixture(scope="module", params=TARGETS)
-def four_layers(built: Build, request: pytest.FixtureRequest) -> Compiled:
-    return Compiled(built("four-layers", target=request.param), device=EMULATOR)
-
-
-def test_every_transaction(four_layers: Compiled) -> None:
-    """All phases, widths and accepted counts, in place."""
-    assert four_layers.run(transactions(), lap=128, follow=2) == 3456
-
-
-def test_every_phase_by_snapshot(four_layers: Compiled) -> None:
-    cases = [transactions([phase])[(11 * phase) % 27] for phase in range(PHASES)]
-    assert four_layers.run(cases, lap=128, follow=5, away=13) == 128
 
 
 @pytest.mark.parametrize("mode", list(CopyMode))

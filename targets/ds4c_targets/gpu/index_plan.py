@@ -90,7 +90,7 @@ class IndexPlan:
 
     @property
     def keys_at(self) -> tuple[int, ...]:
-        """Element of the keys of each level, uint32 `[rows, size]`; from the second level on, row numbers follow."""
+        """Element of the keys of each level, uint32 `[rows, size]`; after the first, row numbers follow."""
         starts, at = [], 0
         for level, size in enumerate(self.sizes):
             starts.append(at)

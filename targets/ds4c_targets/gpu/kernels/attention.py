@@ -228,7 +228,7 @@ class _Query:
             self._attend()
 
     def _stage(self, number: Expr, first: Expr) -> None:
-        """Bring the tile of rows from `first` (position, or place among the compressed ones); a warp a row."""
+        """Bring the tile of rows from `first` (position, or place among compressed ones); a warp a row."""
         b, plan, span = self.b, self.plan, self.span
         for turn in range(-(-TILE // plan.warps)):
             row = b.let(b.warp + turn * plan.warps)
@@ -307,7 +307,7 @@ class _Query:
                     kept[e] = b.fma(weight, value, kept[e])
 
     def _weights(self, h: int, dots: list[Expr], is_live: Expr) -> Expr:
-        """Weights of the tile's rows, `_SPREAD` lanes a row; scales what is there to the new largest score."""
+        """Weights of the tile's rows, `_SPREAD` lanes a row; scales what is there to the new maximum."""
         b = self.b
         score = b.let(select(is_live, mul(self.args.number("scale"), b.warp_sums(dots)), f32(_LOWEST)))
         top = b.let(vmax(self.top[h][0], self._over_rows(score, vmax)))

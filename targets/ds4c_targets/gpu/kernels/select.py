@@ -38,7 +38,7 @@ def _write_all(args: Args, plan: IndexPlan, visible: Expr) -> None:
 
 
 def select_level(spec: KernelSpec, tuning: Tuning, plan: IndexPlan, level: int) -> Part:
-    """The best of each segment of candidates of a level: to the next level, or the result if it is the only one."""
+    """The best of each segment of candidates of a level: for the next level, or the result at the last."""
     args = Args(spec, tuning, f"select{level}", plan.threads)
     b, every = args.b, args.integer("every")
     args.grid = (_blocks(plan, level, every), args.rows("q"), ONE)
@@ -57,7 +57,7 @@ def select_level(spec: KernelSpec, tuning: Tuning, plan: IndexPlan, level: int) 
 
 
 def _blocks(plan: IndexPlan, level: int, every: int) -> Dim:
-    """Blocks of a level: `tokens / every` rows, less by `top_k / segment` (at most a half) with each level."""
+    """Blocks of a level: `tokens / every` rows, each level fewer by `top_k / segment` (at most a half)."""
     most = -(-plan.sizes[level] // plan.segment)
     base = 2 if level else 0
     return Dim(most, "tokens", base=base, times=plan.top_k**level, per=every * plan.segment ** (level + 1))
@@ -152,7 +152,7 @@ class _Segment:
         return before[0], b.let(total[0])
 
     def _write(self, before: Expr, equal: Expr, threshold: Expr) -> None:
-        """Each chosen candidate to its place: those above so far, and those equal of which `equal` are taken."""
+        """Each chosen candidate to its place: those above so far, and `equal` of those that are equal."""
         b = self.b
         above = b.variable(op.shift_right(before, i32(16)))
         same = b.variable(op.bitwise_and(before, i32(_ABOVE - 1)))
