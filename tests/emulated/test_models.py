@@ -1,4 +1,4 @@
-"""Whole models as CUDA and Metal text on the emulator: the tokens of the CPU, and the same bits in any step."""
+"""Whole models as CUDA and Metal text on the emulator: tokens as on the CPU, the same bits in any step."""
 
 from __future__ import annotations
 
