@@ -15,6 +15,7 @@ from ds4c_runtime.errors import ArtifactError
 
 HEADER_BYTES = 64
 SECTION_BYTES = 64
+SEGMENT_BYTES = 56
 SYMBOL_BYTES = 24
 MAX_SECTIONS = 65535
 
@@ -160,12 +161,17 @@ def read_elf(file: str, data: bytes, machine: int) -> Elf:
     view = View(file, data)
     if data[:7] != b"\x7fELF\x02\x01\x01":
         raise view.wrong("an ELF file of 64 bits", repr(data[:7]))
-    _, found, _, _, _, sections, flags = view.unpack("HHIQQQI", 16, "a header")
-    entry, count, names = view.unpack("HHH", 58, "a header")
+    _, found, _, _, segments, sections, flags = view.unpack("HHIQQQI", 16, "a header")
+    part, parts, entry, count, names = view.unpack("HHHHH", 54, "a header")
     if found != machine:
         raise view.wrong(f"code for machine {machine}", found)
     if entry != SECTION_BYTES or not 0 < count <= MAX_SECTIONS or names >= count:
         raise view.wrong("a table of sections with names", f"{count} of {entry} bytes, names in {names}")
+    if parts and part != SEGMENT_BYTES:
+        raise view.wrong(f"segments of {SEGMENT_BYTES} bytes", part)
+    for at in range(parts):  # what a loader reads; its content is that of sections
+        _, _, offset, _, _, size, _, _ = view.unpack("IIQQQQQQ", segments + SEGMENT_BYTES * at, "a segment")
+        view.bytes(offset, size, "a segment")
     heads = [view.unpack("IIQQQQIIQQ", sections + SECTION_BYTES * i, "a section") for i in range(count)]
     bodies = [_body(view, head) for head in heads]
     texts = View(f"{file} names", bodies[names])
