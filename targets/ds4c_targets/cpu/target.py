@@ -10,11 +10,11 @@ from importlib.metadata import PackageNotFoundError, distribution
 from pathlib import Path
 from typing import Any, cast
 
-import yaml
 from numpy.typing import NDArray
 
 from ds4c.errors import TargetError
 from ds4c.ir.kernel import KernelSpec, Program
+from ds4c_targets.common.description import read_mapping, wrong_description
 from ds4c_targets.cpu import layout as layouts
 from ds4c_targets.cpu.scratch import scratch_bytes
 
@@ -42,17 +42,9 @@ def read_description(path: Path) -> dict[str, Any]:
     """
 
     def wrong(expected: str, got: object) -> TargetError:
-        return TargetError(f"{path}: expected {expected}, got {got}; install ds4c again")
+        return wrong_description(path, expected, got)
 
-    try:
-        found: object = yaml.safe_load(path.read_text(encoding="utf-8"))
-    except (OSError, UnicodeDecodeError) as error:
-        raise wrong("a readable file in UTF-8", error) from error
-    except yaml.YAMLError as error:
-        raise wrong("YAML", " ".join(str(error).split())) from error
-    if not isinstance(found, dict):
-        raise wrong("a mapping", type(found).__name__)
-    given = cast(dict[str, Any], found)
+    given = read_mapping(path)
     variants, order = given.get("variants"), given.get("default_variant_order")
     if not isinstance(variants, dict) or "generic" not in variants:
         raise wrong("variants with one named generic", variants)
