@@ -46,7 +46,7 @@ $(STAMP): pyproject.toml | host
 
 # Where they cannot be installed, the tests of binaries are skipped and say so.
 gpu-tools: setup
-	@$(BIN)/python -c 'import cuda.bindings.nvrtc, ziglang' 2>/dev/null || \
+	@$(BIN)/python -c 'import cuda.bindings.nvrtc, ziglang, importlib.metadata as m; m.version("nvidia-cuda-nvrtc")' 2>/dev/null || \
 	  $(PIP) install -q -e '.[build,test,cuda-build,rocm-build]' || \
 	  echo "gpu-tools: no NVRTC or LLD for this machine; tests of GPU binaries are skipped"
 

@@ -1,6 +1,7 @@
 """Builds without weights of the shapes of DeepSeek-V4 for every GPU target: seconds, memory, sizes, launches.
 
 `python -m benchmarks.gpu_build [--models flash,pro] [--targets cuda,rocm,metal] [--json FILE]`: a table.
+The file is written after each build; rows of other builds in it stay, so one command need not do them all.
 Each build is a process of its own; its memory is the largest resident set of that process or of one below it.
 """
 
@@ -99,6 +100,14 @@ def _one(model: str, target: str, folder: str) -> None:
     print(json.dumps({"kernels": kernels, "memory_kib": max(usage)}))
 
 
+def _keep(row: Built, path: Path) -> None:
+    """Put a row into a file in place of the one of the same model and target."""
+    rows = [Built(**each) for each in json.loads(path.read_text())] if path.exists() else []
+    others = [r for r in rows if (r.model, r.target) != (row.model, row.target)]
+    kept = sorted([*others, row], key=lambda r: (r.model, r.target))
+    path.write_text(json.dumps([asdict(r) for r in kept], indent=1) + "\n")
+
+
 def main() -> None:
     """Entry of the command."""
     parser = argparse.ArgumentParser(description=__doc__)
@@ -111,9 +120,12 @@ def main() -> None:
         _one(*given.one)
         return
     os.environ.setdefault("PYTHONPATH", os.pathsep.join(p for p in sys.path if p))
-    rows = [measure(m, t) for m in given.models.split(",") for t in given.targets.split(",")]
-    if given.json:
-        given.json.write_text(json.dumps([asdict(r) for r in rows], indent=1) + "\n")
+    rows: list[Built] = []
+    for model in given.models.split(","):
+        for target in given.targets.split(","):
+            rows.append(measure(model, target))
+            if given.json:
+                _keep(rows[-1], given.json)
     print(table(rows))
 
 
