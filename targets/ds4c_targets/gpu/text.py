@@ -25,6 +25,21 @@ typedef unsigned int uint; typedef unsigned char uchar; typedef unsigned short u
 """
 """Instead of TVM's, which includes headers of a toolkit that kernels do not need."""
 
+_MATRIX_PRELUDE = """#ifndef DS4_EMU
+__device__ __forceinline__ void ds4_mma_m16n8k16(float* d, const void* a_, const void* b_) {
+  const uint* a = (const uint*)a_;
+  const uint* b = (const uint*)b_;
+  asm volatile(
+      "mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 "
+      "{%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+      : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+      : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b[0]), "r"(b[1]));
+}
+#endif
+"""
+"""The matrix function of `gpu/matrix.py`; the emulator has its own."""
+
+
 _TARGETS: dict[str, dict[str, Any]] = {
     "cuda": {"kind": "cuda", "arch": "sm_90"},  # shapes nothing: binaries are made from the text
     "metal": {"kind": "metal", "max_threads_per_block": 256, "thread_warp_size": 32},
@@ -62,7 +77,8 @@ def _build(functions: Sequence[Any], kind: Kind, extra: dict[str, Any]) -> Any:
 def cuda_text(functions: Sequence[Any]) -> str:
     """CUDA C++ of all functions, under our own prelude."""
     text = _build(functions, "cuda", {}).inspect_source("")
-    return CUDA_PRELUDE + text[text.index('extern "C" __global__') :]
+    helpers = _MATRIX_PRELUDE if "ds4_mma_m16n8k16(" in text else ""
+    return CUDA_PRELUDE + helpers + text[text.index('extern "C" __global__') :]
 
 
 def metal_text(functions: Sequence[Any]) -> str:

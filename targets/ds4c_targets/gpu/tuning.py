@@ -1,4 +1,4 @@
-"""What the shape of a GPU kernel may depend on; results never do. The numbers come from `target.yaml`."""
+"""What the shape of a GPU kernel may depend on; results do not, but for `matrix`. Read from `target.yaml`."""
 
 from __future__ import annotations
 
@@ -18,6 +18,9 @@ class Tuning:
         gemv_tokens: token rows of a warp of a matrix product; `gemv_rows * gemv_tokens` is at most 32.
         gemv_ahead: vectors of each row that a lane of a matrix product loads at once for one token row.
         gemv_blocks: blocks of a matrix product; products of few output rows have smaller blocks to get there.
+        matrix: form of `gpu/matrix.py` that does a linear of float16 weights, empty for none. It rounds the
+            activations to float16: the one entry that changes results.
+        matrix_tokens: token rows of a warp of such a product.
         attention_rows: rows of one chunk of attention; chunks are parallel and merged in order.
         attention_heads: heads of one block of attention.
         attention_warp_heads: heads of one warp of attention.
@@ -34,6 +37,8 @@ class Tuning:
     gemv_tokens: int = 8
     gemv_ahead: int = 2
     gemv_blocks: int = 256
+    matrix: str = ""
+    matrix_tokens: int = 32
     attention_rows: int = 64
     attention_heads: int = 16
     attention_warp_heads: int = 2

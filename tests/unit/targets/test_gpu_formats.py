@@ -40,8 +40,8 @@ SHAPES = {
 }
 NAMES = [(dtype, n, k) for dtype, several in SHAPES.items() for n, k in several]
 EXPERTS, CHOICES, HIDDEN, WIDTH = 5, 3, 32, 64
-E2M1 = np.array([0, 0.5, 1, 1.5, 2, 3, 4, 6], np.float32)
-E2M1 = np.concatenate([E2M1, -E2M1])
+_POSITIVE = [0, 0.5, 1, 1.5, 2, 3, 4, 6]
+E2M1 = np.array(_POSITIVE + [-v for v in _POSITIVE], np.float32)
 
 
 def blocks_q8(scales: np.ndarray, quants: np.ndarray) -> np.ndarray:
@@ -189,8 +189,8 @@ def test_moe_experts(lab: Lab, dtype: str) -> None:
     weights = rng.random((T, CHOICES), dtype=np.float32)
     shapes = {"w1": (HIDDEN, WIDTH), "w3": (HIDDEN, WIDTH), "w2": (WIDTH, HIDDEN)}
     made = {w: drawn(dtype, (EXPERTS, *s), seed) for seed, (w, s) in enumerate(shapes.items(), 7)}
-    numbers = [n for _, n in made.values()]
-    want = ref.moe_experts(x.astype(np.float64), chosen, weights.astype(np.float64), *numbers, 2.0)
+    w1, w3, w2 = (n for _, n in made.values())
+    want = ref.moe_experts(x.astype(np.float64), chosen, weights.astype(np.float64), w1, w3, w2, 2.0)
     given = {"x": x, "experts": chosen, "weights": weights, **{w: a for w, (a, _) in made.items()}}
     check_rows(lab, f"moe-{dtype}", given, want)
 

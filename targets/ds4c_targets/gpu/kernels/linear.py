@@ -8,6 +8,7 @@ from ds4c.ir.kernel import KernelSpec
 from ds4c_targets.common.expr import Expr, i32, i64, tirx
 from ds4c_targets.common.mathlib import swiglu_of
 from ds4c_targets.gpu.args import Args, Part
+from ds4c_targets.gpu.kernels.matrix import matrix_form, matrix_linear
 from ds4c_targets.gpu.product import Product, TileShape, product_tile, token_tiles, warp_tiles
 from ds4c_targets.gpu.tuning import WARP, Tuning
 
@@ -38,6 +39,9 @@ def _products(spec: KernelSpec, tuning: Tuning, pairs: Sequence[tuple[str, str]]
 
 def linear(spec: KernelSpec, tuning: Tuning) -> list[Part]:
     """`y = w @ x`."""
+    form = matrix_form(spec, tuning)
+    if form is not None:
+        return matrix_linear(spec, tuning, form)
     return _products(spec, tuning, [("w", "y")])
 
 
