@@ -31,6 +31,9 @@ from ds4c.ir.kernel import ROWS_OFFSET, Operand
 T, EPS = 64, 1e-6
 COUNTS = [0, 1, 2, 5, 6, 17, 64]
 BLOCK = Block.of((0, 3, 2), (1, 126, 0), (2, 120, 15))
+FAR = Block.of((0, 0, 2), (1, 65_534, 3), (2, 2**20 - 3, 3))
+HYPER = [(1, 40), (2, 40), (4, 40), (4, 300)]
+"""Streams and their channels; the last are more than a block of threads, and more than one slice."""
 
 
 def _f64(*arrays: np.ndarray) -> list[np.ndarray]:
@@ -44,6 +47,8 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
     made.add(
         "rms_norm", spec("rms_norm", [act("x", "in", T, 72), gain, act("y", "out", T, 72), COUNT], eps=EPS)
     )
+    wide = [act("x", "in", T, 700), weight("rms_norm", "gain", 700), act("y", "out", T, 700), COUNT]
+    made.add("rms_norm700", spec("rms_norm", wide, eps=EPS))
     made.add(
         "head_norm",
         spec("head_norm", [act("x", "in", T, 120), act("y", "out", T, 120), COUNT], heads=3, eps=EPS),
@@ -68,25 +73,30 @@ def lab(tmp_path_factory: pytest.TempPathFactory) -> Lab:
         act("table", "out", T, 2, 5),
     ]
     made.add("rope_table", spec("rope_table", operands))
+    tables = [weight("rope_table", name, 1024, 2, 37, dtype="float64") for name in ("coarse", "fine")]
+    operands = [block_operand("at", T, 3), *tables, act("table", "out", T, 2, 37)]
+    made.add("rope_table_far", spec("rope_table", operands))
     made.add(
         "add",
         spec("add", [act("x", "in", T, 3, 7), act("y", "in", T, 3, 7), act("z", "out", T, 3, 7), COUNT]),
     )
     operands = [act("x", "in", T, 40), weight("add_position_bias", "bias", 4, 40), block_operand("at", T, 3)]
     made.add("bias", spec("add_position_bias", [*operands, act("y", "out", T, 40)]))
-    operands = [act("gate", "in", T, 40), act("up", "in", T, 40), act("y", "out", T, 40), COUNT]
-    made.add("swiglu", spec("swiglu", operands, clamp=3.0))
+    for width in (40, 300):
+        operands = [act(name, "in", T, width) for name in ("gate", "up")]
+        operands += [act("y", "out", T, width), COUNT]
+        made.add(f"swiglu{width}", spec("swiglu", operands, clamp=3.0))
     operands = [act("tokens", "in", T, dtype="int32"), weight("embed", "table", 30, 24, dtype="bfloat16")]
     made.add("embed", spec("embed", [*operands, act("x", "out", T, 4, 24), COUNT], copies=4))
     rows = Operand("rows", "rows", "int32", (ROWS_OFFSET + 6,))
     made.add("take_rows", spec("take_rows", [act("x", "in", T, 2, 12), rows, act("y", "out", 6, 2, 12)]))
-    for n in (2, 4):
-        _add_hyper(made, n)
+    for n, d in HYPER:
+        _add_hyper(made, n, d)
     return made
 
 
-def _add_hyper(made: Lab, n: int, d: int = 40) -> None:
-    x, m = act("x", "in", T, n, d), (2 + n) * n
+def _add_hyper(made: Lab, n: int, d: int) -> None:
+    x, m, size = act("x", "in", T, n, d), (2 + n) * n, f"{n}x{d}"
     fn, base, scale = (
         weight("hc_mix", "fn", m, n * d),
         weight("hc_mix", "base", m),
@@ -95,16 +105,17 @@ def _add_hyper(made: Lab, n: int, d: int = 40) -> None:
     post, mix = act("post", "out", T, n), act("mix", "out", T, n, n)
     attrs: dict[str, Any] = {"iters": 20, "eps": EPS, "norm_eps": EPS}
     made.add(
-        f"hc_mix{n}", spec("hc_mix", [x, fn, base, scale, act("pre", "out", T, n), post, mix, COUNT], **attrs)
+        f"hc_mix{size}",
+        spec("hc_mix", [x, fn, base, scale, act("pre", "out", T, n), post, mix, COUNT], **attrs),
     )
     gain = weight("hc_enter", "gain", d)
     made.add(
-        f"hc_enter{n}",
+        f"hc_enter{size}",
         spec("hc_enter", [x, fn, base, scale, gain, act("h", "out", T, d), post, mix, COUNT], **attrs),
     )
-    made.add(f"hc_pre{n}", spec("hc_pre", [x, act("pre", "in", T, n), act("u", "out", T, d), COUNT]))
+    made.add(f"hc_pre{size}", spec("hc_pre", [x, act("pre", "in", T, n), act("u", "out", T, d), COUNT]))
     made.add(
-        f"norm{n}", spec("rms_norm", [act("x", "in", T, d), gain, act("y", "out", T, d), COUNT], eps=EPS)
+        f"norm{size}", spec("rms_norm", [act("x", "in", T, d), gain, act("y", "out", T, d), COUNT], eps=EPS)
     )
     operands = [
         x,
@@ -113,7 +124,7 @@ def _add_hyper(made: Lab, n: int, d: int = 40) -> None:
         act("mix", "in", T, n, n),
         act("out", "out", T, n, d),
     ]
-    made.add(f"hc_post{n}", spec("hc_post", [*operands, COUNT]))
+    made.add(f"hc_post{size}", spec("hc_post", [*operands, COUNT]))
     operands = [
         x,
         weight("hc_collapse", "fn", n, n * d),
@@ -121,7 +132,7 @@ def _add_hyper(made: Lab, n: int, d: int = 40) -> None:
         weight("hc_collapse", "scale", 1),
     ]
     made.add(
-        f"hc_collapse{n}",
+        f"hc_collapse{size}",
         spec("hc_collapse", [*operands, act("h", "out", T, d), COUNT], eps=EPS, norm_eps=EPS),
     )
 
@@ -165,6 +176,8 @@ def test_rms_norm(lab: Lab) -> None:
     x, gain = _normal(1, (T, 72), (72,))
     gain = bf16(gain)
     check(lab, "rms_norm", [ref.rms_norm(*_f64(x, gain), EPS)], x=x, gain=gain)
+    x, gain = _normal(13, (T, 700), (700,))
+    check(lab, "rms_norm700", [ref.rms_norm(*_f64(x, gain), EPS)], x=x, gain=gain)
 
 
 def test_head_norm(lab: Lab) -> None:
@@ -222,13 +235,29 @@ def test_rope_table_is_rounded_once(lab: Lab) -> None:
         assert np.abs(table[:17] - exact).max() <= 2.0**-25 + 1e-12
 
 
+def test_rope_table_of_far_positions(lab: Lab) -> None:
+    """The float32 nearest to the float64 formula, whatever the position; only ties may go the other way."""
+    frequency = 1.0 / 10000 ** (np.arange(37) / 37)
+    coarse, fine = (np.arange(1024)[:, None] * step * frequency for step in (1024, 1))
+    coarse, fine = (np.stack([np.cos(a), np.sin(a)], axis=1) for a in (coarse, fine))
+    want = ref.rope_table(FAR.positions, coarse, fine, np.float64)
+    for variant in VARIANTS:
+        table, at = nans(T, 2, 37), block_buffer(FAR, T, 3)
+        lab.call("rope_table_far", variant, at=at, coarse=coarse, fine=fine, table=table)
+        got = table[: FAR.num_rows]
+        half_ulp = np.spacing(np.abs(want).astype(np.float32)).astype(np.float64) / 2
+        assert (np.abs(got - want) <= half_ulp + 2.0**-45).all()
+        assert np.isnan(table[FAR.num_rows :]).all()
+
+
 def test_add_and_swiglu(lab: Lab) -> None:
     x, y = _normal(6, (T, 3, 7), (T, 3, 7))
     check(lab, "add", [x.astype(np.float64) + y], x=x, y=y)
-    gate, up = _normal(7, (T, 40), (T, 40))
-    gate, up = gate * 8, up * 4
-    gate[0, :3] = (-200.0, 200.0, 0.0)
-    check(lab, "swiglu", [ref.swiglu(*_f64(gate, up), 3.0)], gate=gate, up=up)
+    for width in (40, 300):
+        gate, up = _normal(7, (T, width), (T, width))
+        gate, up = gate * 8, up * 4
+        gate[0, :3] = (-200.0, 200.0, 0.0)
+        check(lab, f"swiglu{width}", [ref.swiglu(*_f64(gate, up), 3.0)], gate=gate, up=up)
 
 
 def test_add_position_bias(lab: Lab) -> None:
@@ -254,27 +283,29 @@ def test_embed_and_take_rows_are_exact(lab: Lab) -> None:
         assert np.isnan(y[len(rows) :]).all()
 
 
-@pytest.mark.parametrize("n", [2, 4])
-def test_hyper_connections(lab: Lab, n: int) -> None:
-    d, m = 40, (2 + n) * n
+@pytest.mark.parametrize(("n", "d"), HYPER)
+def test_hyper_connections(lab: Lab, n: int, d: int) -> None:
+    m, size = (2 + n) * n, f"{n}x{d}"
     x, fn, base, scale, gain = _normal(11, (T, n, d), (m, n * d), (m,), (3,), (d,))
     fn = fn / np.float32(np.sqrt(n * d))
     pre, post, mix = ref.hc_mix(*_f64(x, fn, base, scale), 20, EPS, EPS)
     given = {"fn": fn, "base": base, "scale": scale}
-    check(lab, f"hc_mix{n}", [pre, post, mix], 4e-6, x=x, **given)
+    check(lab, f"hc_mix{size}", [pre, post, mix], 4e-6, x=x, **given)
     h = ref.rms_norm(ref.hc_pre(x.astype(np.float64), pre), gain.astype(np.float64), EPS)
-    check(lab, f"hc_enter{n}", [h, post, mix], 4e-6, x=x, gain=gain, **given)
-    got_pre, got_post, got_mix = run(lab, f"hc_mix{n}", T, x=x, **given)
-    (u,) = run(lab, f"hc_pre{n}", T, x=x, pre=got_pre)
-    (normed,) = run(lab, f"norm{n}", T, x=u, gain=gain)
-    entered = run(lab, f"hc_enter{n}", T, x=x, gain=gain, **given)
+    check(lab, f"hc_enter{size}", [h, post, mix], 4e-6, x=x, gain=gain, **given)
+    got_pre, got_post, got_mix = run(lab, f"hc_mix{size}", T, x=x, **given)
+    (u,) = run(lab, f"hc_pre{size}", T, x=x, pre=got_pre)
+    (normed,) = run(lab, f"norm{size}", T, x=u, gain=gain)
+    entered = run(lab, f"hc_enter{size}", T, x=x, gain=gain, **given)
     for fused, part in zip(entered, (normed, got_post, got_mix), strict=True):
         assert np.array_equal(fused, part)
     (y,) = _normal(12, (T, d))
     post32, mix32 = post.astype(np.float32), mix.astype(np.float32)
-    check(lab, f"hc_post{n}", [ref.hc_post(*_f64(x, y, post32, mix32))], x=x, y=y, post=post32, mix=mix32)
+    check(lab, f"hc_post{size}", [ref.hc_post(*_f64(x, y, post32, mix32))], x=x, y=y, post=post32, mix=mix32)
     given = {"fn": fn[:n], "base": base[:n], "scale": scale[:1]}
-    check(lab, f"hc_collapse{n}", [ref.hc_collapse(*_f64(x, *given.values()), EPS, EPS)], 4e-6, x=x, **given)
+    check(
+        lab, f"hc_collapse{size}", [ref.hc_collapse(*_f64(x, *given.values()), EPS, EPS)], 4e-6, x=x, **given
+    )
 
 
 def test_code_is_exact_and_needs_no_library(lab: Lab) -> None:
