@@ -117,5 +117,5 @@ def test_amd_forms_compile(tmp_path: Path, name: str, gfx: str, wave: int) -> No
 def test_only_float16_goes_through_matrix_units() -> None:
     assert parts("mma")[0].grid != parts("")[0].grid
     assert parts("mma", "bfloat16")[0].grid == parts("", "bfloat16")[0].grid
-    with pytest.raises(TargetError, match="expected matrix of mma, .* got wgmma"):
+    with pytest.raises(TargetError, match=r"expected matrix of mma, .* got wgmma"):
         parts("wgmma")
