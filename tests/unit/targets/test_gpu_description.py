@@ -95,7 +95,7 @@ def test_every_number_of_a_kernel_is_in_the_file(key: str, tmp_path: Path) -> No
     given = contents()
     del given["tuning"][key]
     assert key in refused(tmp_path, given)
-    given["tuning"][key] = "many"
+    given["tuning"][key] = ["many"]
     assert key in refused(tmp_path, given)
 
 
