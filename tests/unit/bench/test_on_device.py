@@ -72,12 +72,8 @@ def test_the_script_refuses_what_it_does_not_know() -> None:
 def test_a_small_table_on_the_emulator(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.on_device", "--device", "emulator", "--small"]
     paths = ":".join(str(ROOT / part) for part in ("", "runtime", "serve", "targets"))
-    subprocess.run(
-        [*command, "--out", tmp_path],
-        cwd=ROOT,
-        check=True,
-        env={"PYTHONPATH": paths, "PATH": "/usr/bin:/bin"},
-    )
+    environment = {**os.environ, "PYTHONPATH": paths}
+    subprocess.run([*command, "--out", tmp_path], cwd=ROOT, check=True, env=environment)
     report = json.loads((tmp_path / "device.json").read_text())
     begins = {row["what"].split()[0] for row in report["rows"]}
     assert begins == {"copy", "GEMV", "GEMM", "1000", "attention,", "chunk", "decode", "rewind"}
