@@ -67,7 +67,12 @@ def test_reflection_lists_the_services_and_serves_the_contract() -> None:
 def test_reflection_can_be_switched_off() -> None:
     async def scenario() -> None:
         async with serving(reflection=False) as s:
-            assert (await failure(reflect(s.channel, list_services=""))).code == "UNIMPLEMENTED"
+            codes: list[str] = []
+            while codes[-1:] != ["UNIMPLEMENTED"] and len(codes) < 5:
+                codes.append((await failure(reflect(s.channel, list_services=""))).code)
+            # A refusal that overtakes the request resets the stream, which gRPC calls INTERNAL.
+            assert codes[-1] == "UNIMPLEMENTED"
+            assert set(codes) <= {"UNIMPLEMENTED", "INTERNAL"}
 
     run(scenario())
 

@@ -22,6 +22,8 @@ struct Launch {  // mirrored by calls.py
 };
 
 constexpr size_t STACK_BYTES = 64 * 1024;
+// Below the stacks: a large array of a thread jumps far.
+constexpr size_t STACK_GUARD_BYTES = 16 << 20;
 constexpr size_t SHARED_BYTES = 256 * 1024;
 constexpr size_t PAGE = 16 * 1024;  // a multiple of every system's page
 
@@ -213,17 +215,17 @@ static void run_launch(const Launch& launch) {
 
 namespace ds4 {
 
-// Takes memory for stacks, which end below at a guard page, and for shared arrays, which end above at one.
+// Takes memory for stacks, which end below at guard pages, and for shared arrays, which end above at one.
 static bool prepare_memory() {
   if (stacks) return true;
   int access = PROT_READ | PROT_WRITE, kind = MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE;
-  char* memory = (char*)mmap(nullptr, PAGE + MAX_THREADS * STACK_BYTES, access, kind, -1, 0);
+  char* memory = (char*)mmap(nullptr, STACK_GUARD_BYTES + MAX_THREADS * STACK_BYTES, access, kind, -1, 0);
   char* shared = (char*)mmap(nullptr, SHARED_BYTES + PAGE, access, kind, -1, 0);
   if (memory == MAP_FAILED || shared == MAP_FAILED) return false;
-  mprotect(memory, PAGE, PROT_NONE);
+  mprotect(memory, STACK_GUARD_BYTES, PROT_NONE);
   mprotect(shared + SHARED_BYTES, PAGE, PROT_NONE);
   shared_end = shared + SHARED_BYTES;
-  stacks = memory + PAGE;
+  stacks = memory + STACK_GUARD_BYTES;
 #ifdef MADV_HUGEPAGE
   madvise(stacks, MAX_THREADS * STACK_BYTES, MADV_HUGEPAGE);  // 256 stacks are more pages than a TLB holds
 #endif

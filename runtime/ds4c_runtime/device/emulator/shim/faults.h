@@ -31,7 +31,7 @@ static void on_fault(int signal, siginfo_t* info, void* context) {
   char place[160];
   message_pc = (const char*)fault_pc(context) + 1;  // as a return address would stand
   const char* address = (const char*)info->si_addr;
-  if (address < stacks && address >= stacks - PAGE) fail("stack overflow: more than %zu bytes, by %s", STACK_BYTES, where());
+  if (address < stacks && address >= stacks - STACK_GUARD_BYTES) fail("stack overflow: more than %zu bytes, by %s", STACK_BYTES, where());
   describe_outside(address, place, sizeof place);
   fail("guard page: access %s, by %s", place, core.current ? where() : "no thread");
 }
