@@ -11,7 +11,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help setup host gpu-tools oracle peers peers-table demo bench lint format test test-full golden proto clean distclean
+.PHONY: help setup host gpu-tools oracle peers peers-table demo bench lint format test test-more test-full golden proto clean distclean
 
 help:
 	@echo "make demo     set up .venv, build the bundled model for cpu, serve it, drive it with a gRPC client"
@@ -81,11 +81,16 @@ format: setup
 # Tests that measure time or need both cores are marked `serial` and run alone, after the others. A worker that
 # dies fails the run at once: xdist can wait forever for the files of a worker that it replaced.
 test: lint gpu-tools
-	$(PYTEST) -n 2 --dist loadfile --max-worker-restart=0 -m "not serial and not full"
-	$(PYTEST) -m serial
+	$(PYTEST) -n 2 --dist loadfile --max-worker-restart=0 -m "not serial and not more and not full"
+	$(PYTEST) -m "serial and not more and not full"
 
-# The long forms: walks of 10,000 operations, kill -9 at 200 points.
-test-full: test
+# Real clients, load, fuzzing and long forms: what CI runs after `make test`, at most 25 minutes.
+test-more: setup
+	$(PYTEST) -n 2 --dist loadfile --max-worker-restart=0 -m "more and not serial"
+	$(PYTEST) -m "more and serial"
+
+# What takes many minutes each; by hand.
+test-full: setup
 	$(PYTEST) -m full
 
 golden: setup
