@@ -8,7 +8,8 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fake_executable import FakeDevice, FakeMachine, fake_machine, flood
+from fake_executable import FakeDevice, FakeMachine, fake_machine
+from port import flood
 
 from ds4c_runtime.engine import Engine
 from ds4c_runtime.reports import RewindKind

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from artifacts import Build, Built
 from bad_input.helpers import PATHS, flip
-from fake_executable import flood
+from port import flood
 from rewind_reference import Memo, poison
 
 from ds4c_runtime.engine import Engine

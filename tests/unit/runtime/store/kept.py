@@ -7,7 +7,8 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from fake_executable import FakeMachine, fake_machine, flood
+from fake_executable import FakeMachine, fake_machine
+from port import flood
 
 from ds4c_runtime.reports import RewindKind
 from ds4c_runtime.session import Session

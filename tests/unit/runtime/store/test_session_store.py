@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_executable import fake_machine, flood, small_manifest
+from fake_executable import fake_machine, small_manifest
+from port import flood
 from unit.runtime.store.kept import (
     KIND,
     Kept,
