@@ -119,6 +119,17 @@ def device_of(holder: Holder) -> Any:
     return _local(holder).device
 
 
+def machine_behind(session: Session) -> Machine[Any]:
+    """The machine that a session is on."""
+    line = session.timeline
+    executor, store = line.executor, line.store
+    return Machine(
+        executor.manifest,
+        executor._device,
+        LocalModel(executor.manifest, executor._device, store, executor),
+    )
+
+
 def step_together(machine: Holder, work: Sequence[tuple[Session, Sequence[int], int]]) -> list[Logits]:
     """One step of several sessions: per session its tokens and of how many last ones logits are wanted."""
     return step_sessions(_local(machine).stepper, work)
@@ -366,12 +377,12 @@ def set_copy_mode(machine: Holder, mode: CopyMode) -> None:
 # ------------------------------------------------------------------------------------ devices of tests
 
 
-def calls(machine: Holder) -> int:
+def device_calls(machine: Holder) -> int:
     """How many entry points were called on a device that counts."""
     return cast(int, device_of(machine).calls)
 
 
-def rows_run(machine: Holder) -> list[int]:
+def device_rows(machine: Holder) -> list[int]:
     """Rows of every step so far on a device that counts, a copy."""
     return list(device_of(machine).rows)
 
