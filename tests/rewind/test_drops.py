@@ -17,6 +17,7 @@ from port import (
     evict,
     evictable,
     fail_next_call,
+    largest_snapshot,
     load_session,
     memory_of,
 )
@@ -130,8 +131,7 @@ def test_a_snapshot_dropped_at_any_moment_changes_no_token() -> None:
 def test_a_small_budget_changes_no_token(mode: CopyMode, budget: int) -> None:
     want = converse(at=-1, number=None)[0]
     manifest = small_manifest()
-    largest = fake_machine(manifest).store.snapshots.layout.largest()
-    size = budget * largest * (1 if mode is CopyMode.DEVICE else 2)
+    size = budget * largest_snapshot(manifest) * (1 if mode is CopyMode.DEVICE else 2)
     engine = Engine(
         manifest, FakeDevice(manifest), None, max_sessions=4, snapshot_budget=size, copy_mode=mode
     )

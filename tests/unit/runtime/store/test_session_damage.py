@@ -16,7 +16,7 @@ from bad_input.helpers import entries, flip
 from fake_executable import fake_machine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from port import give_history, memory_of, state_bytes
+from port import give_history, load_session, memory_of, state_bytes
 from unit.runtime.store.crashes import Crash, failing, number_of_calls
 from unit.runtime.store.kept import (
     KIND,
@@ -264,7 +264,7 @@ class Life:
         kept.store.close()
         kept = self.open()
         (log,) = kept.store.scan()
-        session = kept.store.load(log, kept.machine.stepper, kept.machine.store)
+        session = load_session(kept.machine, kept.store, log)
         session.rebuild()
         self.turn(log, session, 50)
         kept.store.settle(session)
@@ -298,7 +298,7 @@ def test_death_at_every_call_of_a_session_s_life(tmp_path: Path) -> None:
             assert life.done == []
             continue
         assert logs[0].tokens.tolist() in whole.done[max(0, len(life.done) - 1) : len(life.done) + 1]
-        loaded = kept.store.load(logs[0], kept.machine.stepper, kept.machine.store)
+        loaded = load_session(kept.machine, kept.store, logs[0])
         rebuilt += not loaded.snapshots()
         loaded.rebuild()
         check(kept.machine, loaded)

@@ -10,7 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_executable import fake_machine, small_manifest
-from port import CopyMode, flood
+from port import CopyMode, flood, load_session
 from unit.runtime.store.kept import (
     KIND,
     Kept,
@@ -257,7 +257,7 @@ def walk(seed: int, folder: Path, operations: int) -> None:
             kept.store.close()
             kept = Kept(folder, fake_machine())
             (log,) = kept.store.scan()
-            loaded = kept.store.load(log, kept.machine.stepper, kept.machine.store)
+            loaded = load_session(kept.machine, kept.store, log)
             assert loaded.state_valid or not exact
         loaded.rebuild()
         check(kept.machine, loaded)
