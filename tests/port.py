@@ -8,26 +8,32 @@ import that module.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar, cast
 
 import numpy as np
+import pytest
 from numpy.typing import NDArray
 
 from ds4c_runtime.device.base import Device
+from ds4c_runtime.device.stream_memory import address_of
 from ds4c_runtime.engine import Engine
+from ds4c_runtime.errors import NoProgressError
 from ds4c_runtime.local import LocalModel, open_local
 from ds4c_runtime.manifest import Manifest
+from ds4c_runtime.progress import ProgressGuard
 from ds4c_runtime.session import Session, step_sessions
 from ds4c_runtime.snapshot import DEAD_BYTE, SnapshotInfo, SnapshotLayout, SnapshotOrigin
+from ds4c_runtime.snapshot_pool import SnapshotPool
 from ds4c_runtime.snapshot_ring import Entry
 from ds4c_runtime.state import StateStore
 from ds4c_runtime.step import Stepper
 from ds4c_runtime.store.history_log import HistoryLog
 from ds4c_runtime.store.session_store import SessionStore
-from ds4c_runtime.transport import CopyMode
+from ds4c_runtime.transport import CopyMode, OnDevice
 
 __all__ = ["CopyMode", "Session", "SnapshotInfo", "SnapshotOrigin"]
 
@@ -141,6 +147,11 @@ def load_session(machine: Holder, files: SessionStore, log: HistoryLog) -> Sessi
     return files.load(log, local.stepper, local.store)
 
 
+def snapshot_size(manifest: Manifest, position: int) -> int:
+    """Bytes of a snapshot at a position."""
+    return SnapshotLayout(manifest).parts(position).total
+
+
 def largest_snapshot(manifest: Manifest) -> int:
     """Most bytes that a snapshot takes."""
     return SnapshotLayout(manifest).largest()
@@ -225,7 +236,7 @@ def page_references(machine: Holder, pages: Sequence[int]) -> list[int]:
     return [store.page_references(page) for page in pages]
 
 
-def evaluated(session: Session) -> int:
+def evaluated_tokens(session: Session) -> int:
     """How many tokens of the history are in the state."""
     return session.timeline.evaluated
 
@@ -235,9 +246,72 @@ def is_on(machine: Holder, session: Session) -> bool:
     return session.timeline.store is _local(machine).store
 
 
+def seconds_of_replay(machine: Holder, tokens: int) -> float:
+    """Estimate of the machine, from what it has measured."""
+    return _local(machine).stepper.rates.estimate(tokens)
+
+
+def seconds_of_restore(machine: Holder, size: int) -> float:
+    """Estimate of the machine for a snapshot of `size` bytes."""
+    return _local(machine).stepper.rates.estimate_restore(size)
+
+
+def shared_blocks(first: Session, second: Session, tokens: int) -> list[bool]:
+    """For each block of the first `tokens` tokens of two histories, whether it is one object."""
+    ours, theirs = (each.timeline.history.prefix(tokens).blocks for each in (first, second))
+    return [a is b for a, b in zip(ours, theirs, strict=True)]
+
+
+def give_history(session: Session, tokens: Sequence[int], epoch: int = 0) -> None:
+    """Make an empty session one of these tokens without a state, as one that comes from a file begins."""
+    session.timeline.history.extend(tokens)
+    session.timeline.epoch = epoch
+
+
+def is_on_trial(session: Session) -> bool:
+    """Whether the state is from a file that no step has judged."""
+    return session.timeline.first_use is not None
+
+
+@contextmanager
+def logits_cannot_be_copied(machine: Holder) -> Iterator[None]:
+    """`MemoryError` in steps, after the device has written its rows."""
+    io = _local(machine).stepper._io
+    whole, io.logits = io.logits, io.logits.view(_NotCopied)
+    try:
+        yield
+    finally:
+        io.logits = whole
+
+
+class _NotCopied(np.ndarray):  # type: ignore[type-arg]
+    def __getitem__(self, key: object) -> object:
+        raise MemoryError("no memory for the logits")
+
+
 def lose_state(session: Session) -> None:
     """What a failed step does: the history stays, the state is given up."""
     session.timeline.forget_state()
+
+
+def watch(session: Session) -> None:
+    """Let the watchdog of generations watch a session: the same restore twice without a token ends it."""
+    session.timeline.guard = ProgressGuard()
+
+
+def refuse_restores(patch: pytest.MonkeyPatch) -> None:
+    """Let the watchdogs of all generations bite at the first restore."""
+
+    def refuse(_: ProgressGuard, position: int, snapshot_id: str) -> None:
+        raise NoProgressError(position, snapshot_id)
+
+    patch.setattr(ProgressGuard, "restored", refuse)
+
+
+def token_decided(session: Session) -> None:
+    """Tell the watchdog of a session, if it has one, that a token was decided."""
+    if session.timeline.guard is not None:
+        session.timeline.guard.token()
 
 
 # -------------------------------------------------------------------------------------- rows and poison
@@ -306,12 +380,21 @@ def flood(machine: Holder, byte: int = DEAD_BYTE) -> None:
         local.device.fill(arena, 0, len(arena), byte)
 
 
+def state_bytes(machine: Holder) -> bytes:
+    """All bytes of the slots, on a device whose memory the host sees."""
+    return cast(NDArray[np.uint8], _local(machine).store.states).tobytes()
+
+
 # -------------------------------------------------------------------------------------------- snapshots
 
 
 @dataclass(frozen=True)
 class SnapshotView:
-    """A snapshot as a session retains it; `on_branch` if it is of the current history."""
+    """A snapshot as a session retains it.
+
+    `on_branch` if it is of the current history; `copy_mode` is that in which it was really copied,
+    `DEVICE` if it was not.
+    """
 
     snapshot_id: str
     position: int
@@ -322,7 +405,7 @@ class SnapshotView:
     bytes: int
     pages: tuple[int, ...]
     on_branch: bool
-    on_device: bool
+    copy_mode: CopyMode
 
 
 def snapshots_of(session: Session) -> list[SnapshotView]:
@@ -344,7 +427,7 @@ def _view(entry: Entry, on_branch: bool) -> SnapshotView:
         s.bytes,
         s.pages,
         on_branch,
-        s.on_device,
+        CopyMode.DEVICE if isinstance(s.place, OnDevice) else s.place.mode,
     )
 
 
@@ -352,6 +435,11 @@ def evictable(machine: Holder) -> list[str]:
     """Ids of the snapshots that nobody has pinned, each once."""
     every = _local(machine).store.snapshots.evictable()
     return list(dict.fromkeys(entry.snapshot.snapshot_id for _, entry in every))
+
+
+def poll_copies(machine: Holder, *, wait: bool = False) -> bool:
+    """Take back room of copies that are done; whether there was any. `wait`: for one that goes on."""
+    return _local(machine).store.snapshots.poll(wait=wait)
 
 
 def evict(machine: Holder, snapshot_id: str) -> None:
@@ -362,16 +450,37 @@ def evict(machine: Holder, snapshot_id: str) -> None:
     pool.evict(found[0].snapshot)
 
 
+def spoil_snapshot(session: Session, snapshot_id: str) -> None:
+    """Let a snapshot say that it is of another history."""
+    entry = session.timeline.ring.find(snapshot_id)
+    assert entry is not None
+    entry.snapshot.digest = "0" * 64
+
+
 def drop_snapshots(session: Session) -> None:
     """A session gives up all its snapshots, pinned ones too; others keep what they share."""
     session.timeline.store.snapshots.clear(session.timeline.ring)
 
 
 def set_copy_mode(machine: Holder, mode: CopyMode) -> None:
-    """Where snapshots are kept from now on; only between modes of the host."""
-    transport = _local(machine).store.snapshots.transport
-    assert CopyMode.DEVICE not in (mode, transport.mode), "the arena was made for the mode it began with"
-    transport.mode = mode
+    """Where snapshots are kept from now on; those that are there stay where they are."""
+    _local(machine).store.snapshots.transport.mode = mode
+
+
+def set_snapshot_limits(
+    machine: Holder, *, session_bytes: int | None = None, host_bytes: int | None = None
+) -> None:
+    """Most bytes of the snapshots of one session, and of all of them on the host."""
+    pool = _local(machine).store.snapshots
+    if session_bytes is not None:
+        pool.session_bytes = session_bytes
+    if host_bytes is not None:
+        pool._host_budget = host_bytes
+
+
+def refuse_snapshots(patch: pytest.MonkeyPatch) -> None:
+    """Let there be room for no snapshot, on any machine."""
+    patch.setattr(SnapshotPool, "reserve", lambda *_, **__: None)
 
 
 # ------------------------------------------------------------------------------------ devices of tests
@@ -398,6 +507,26 @@ def fail_no_call(machine: Holder) -> None:
     device_of(machine).fail_at = set()
 
 
+def graph_count(device: Any) -> int:
+    """Graphs that a stream device has captured."""
+    return len(device._graphs)
+
+
+def twin_address(device: Any) -> int:
+    """Address, on the device, of the io arena's twin."""
+    return cast(int, next(iter(device._twins.values())).device.address)
+
+
+def metal_buffers(device: Any) -> int:
+    """Buffers that a Metal device holds."""
+    return len(device._buffers)
+
+
+def metal_buffer(device: Any, arena: NDArray[np.uint8]) -> Any:
+    """The buffer, of the API that the test gave, behind an arena."""
+    return device._buffers[address_of(arena)]
+
+
 # ---------------------------------------------------------------------------------------------- engines
 
 
@@ -415,9 +544,57 @@ def engine_history(engine: Engine, session_id: str, owner: str = "") -> tuple[in
     return tuple(entry.parked.tokens.tolist())
 
 
-def resident(engine: Engine) -> set[str]:
+def resident_sessions(engine: Engine) -> set[str]:
     """Ids of the sessions that are in memory."""
     return {e.session_id for e in engine._registry.entries() if e.session is not None}
+
+
+def parked_sessions(engine: Engine) -> set[str]:
+    """Ids of the sessions of which only the history is in memory."""
+    return {e.session_id for e in engine._registry.entries() if e.parked is not None}
+
+
+def pages_in_use(engine: Engine) -> set[int]:
+    """Pages that the sessions in memory hold, those of snapshots left out."""
+    return {p for e in engine._registry.entries() if e.session is not None for p in pages_of(e.session)}
+
+
+def check_room(engine: Engine, session_id: str, start: int, end: int) -> None:
+    """`MemoryBudgetError` if tokens `[start, end)` of a session in memory cannot be written."""
+    engine._store.check_room(engine_session(engine, session_id).timeline.lease, start, end)
+
+
+def set_disk_budget(engine: Engine, size: int) -> None:
+    """Most bytes of states in the session folder from now on."""
+    assert engine._stored is not None
+    engine._stored.disk_budget = size
+
+
+def break_end_of_turns(engine: Engine, patch: pytest.MonkeyPatch, error: Exception) -> None:
+    """Let what is done at the end of every turn fail, as a bug there would."""
+
+    def broken(*_: object) -> None:
+        raise error
+
+    patch.setattr(engine._residency, "persist", broken)
+
+
+def verify_weights(
+    engine: Engine, folder: Path, names: tuple[str, ...], on_failure: Callable[[Exception], None]
+) -> None:
+    """What `Engine.load` does on another thread with weights too large to hash at once."""
+    engine._verify(folder, names, on_failure)
+
+
+async def close_idle(server: Any, now: float) -> int:
+    """Let a server of `ds4c_serve` close what is idle at a time, in seconds since 1970; how many."""
+    return cast(int, await server._sessions.sweep(now))
+
+
+def cancel_all(engine: Engine) -> None:
+    """Cancel every generation that runs or waits, as clients that leave do."""
+    for handle in list(engine._generations.values()):
+        handle.cancel()
 
 
 def die(engine: Engine) -> None:

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from fake_executable import FakeDevice, fake_engine
+from fake_executable import fake_engine
+from port import device_of, refuse_restores
 
 from ds4c_runtime.counters import SECONDS, Counter, Counters, Histogram
 from ds4c_runtime.engine import Engine
 from ds4c_runtime.errors import BackendFailedError, NoProgressError, RewindTooDearError
-from ds4c_runtime.progress import ProgressGuard
 from ds4c_runtime.reports import RebuildReason, RewindCause, RewindKind, RewindReport
 from ds4c_runtime.requests import GenerationRequest, StopParams
 
@@ -69,10 +69,6 @@ def generated(*, compute: int, session: int, tokens: int) -> Numbers:
 def request(tokens: tuple[int, ...] = (), count: int = 5, **fields: Any) -> GenerationRequest:
     stop = StopParams(max_output_tokens=count, ignore_eos=True)
     return GenerationRequest(tokens=tokens, session_id="s", return_text=False, stop=stop, **fields)
-
-
-def device_of(engine: Engine) -> FakeDevice:
-    return engine._stepper._device  # type: ignore[return-value]
 
 
 @pytest.fixture
@@ -247,10 +243,7 @@ def test_tokens_withdrawn_by_a_stop_string_are_counted_by_their_cause() -> None:
 
 
 def test_a_generation_without_progress_is_counted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: ProgressGuard, position: int, snapshot_id: str) -> None:
-        raise NoProgressError(position, snapshot_id)
-
-    monkeypatch.setattr(ProgressGuard, "restored", refuse)
+    refuse_restores(monkeypatch)
 
     def failing() -> None:
         with pytest.raises(NoProgressError):

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fake_executable import FakeDevice, fake_engine, small_manifest
+from fake_executable import fake_engine, small_manifest
+from port import check, device_of, verify_weights
 
 from ds4c_runtime.engine import Engine
 from ds4c_runtime.errors import (
@@ -59,15 +60,11 @@ def wait_for(condition: Callable[[], object], seconds: float = 5) -> None:
         time.sleep(0.001)
 
 
-def device_of(engine: Engine) -> FakeDevice:
-    return engine._stepper._device  # type: ignore[return-value]
-
-
 @pytest.fixture
 def engine() -> Iterator[Engine]:
     with fake_engine() as made:
         yield made
-        made._store.check_integrity()
+        check(made)
 
 
 @pytest.fixture
@@ -551,7 +548,7 @@ def test_weights_that_turn_out_wrong_stop_the_engine(tmp_path: Path) -> None:
     with fake_engine(manifest=manifest, step_delay_seconds=0.005) as engine:
         engine.open_session("s")
         running = engine.generate(ids_only(session_id="s", stop=StopParams(ignore_eos=True)), bounded=False)
-        engine._verify(tmp_path, ("weights.bin",), seen.append)
+        verify_weights(engine, tmp_path, ("weights.bin",), seen.append)
         assert [type(e) for e in seen] == [ArtifactError]
         assert running.done.result().reason is FinishReason.CANCELLED
         for call in (
