@@ -254,7 +254,9 @@ class StateModel:
     def _staying(self, session: SessionModel) -> set[int]:
         """Pages that a session cannot get: of others, and of snapshots that somebody has pinned."""
         pinned = [h.shot.pages for s in self.sessions for h in s.held if h.pinned]
-        return {p for pages in (*(s.pages for s in self.sessions if s is not session), *pinned) for p in pages}
+        return {
+            p for pages in (*(s.pages for s in self.sessions if s is not session), *pinned) for p in pages
+        }
 
     def _fits(self, s: SessionModel, start: int, end: int) -> bool:
         """Whether tokens `[start, end)` can be written with every unpinned snapshot given up."""
@@ -382,9 +384,7 @@ class StateModel:
     def prefill(self, s: SessionModel, tokens: Sequence[int], chunk: int) -> None:
         end = s.position + len(tokens)
         going_on = s.is_valid or s.begun
-        if not (
-            self._fits(s, s.evaluated, end) if going_on else self._fits_anew(s, s.base(s.position), end)
-        ):
+        if not (self._fits(s, s.evaluated, end) if going_on else self._fits_anew(s, s.base(s.position), end)):
             raise Refused("pages")
         self.rebuild(s)
         self._append(s, tokens, chunk, last=1)
@@ -476,10 +476,15 @@ class StateModel:
         else:
             s.evaluated = to
             del s.pages[-(-to // self.page_tokens) :]
-            s.block, s.edges = range(s.block.start, min(s.block.stop, to + 1)), {p for p in s.edges if p <= to}
+            s.block, s.edges = (
+                range(s.block.start, min(s.block.stop, to + 1)),
+                {p for p in s.edges if p <= to},
+            )
         if defer and plan.replay:
             return replace(plan, kind="deferred", replay=0)
-        if not fails:
+        if fails and not plan.is_near:
+            self.lose(s)
+        else:
             self.rebuild(s)
         return plan
 
@@ -512,10 +517,17 @@ class StateModel:
         self.rebuild(child)
         return child, plan
 
-    def lose(self, *sessions: SessionModel) -> None:
-        """The device failed in a step of these: their histories stay."""
-        for s in sessions:
-            s.forget()
+    def fail(self, s: SessionModel, tokens: Sequence[int]) -> None:
+        """The device fails in a step: the history stays."""
+        self._require_valid(s)
+        if not self._fits(s, s.position, s.position + len(tokens)):
+            raise Refused("pages")
+        self.lose(s)
+
+    def lose(self, s: SessionModel) -> None:
+        """The state is gone; what its step had made room for may be gone too."""
+        s.forget()
+        self.pressed = True
 
     # ------------------------------------------------------------------------------- snapshots by request
 

@@ -20,7 +20,7 @@ SPLITS = (0, 1, 4, 21, 100, 126, 127, 128, 129, 131, 140, 255, 256, 257, 300, 38
 
 Logits = NDArray[np.float32]
 Seen = tuple[bytes, bytes]
-"""Logits, and a digest of all live rows."""
+"""Digests of the logits and of all live rows."""
 
 
 class Truth(Protocol):
@@ -38,7 +38,7 @@ class Truth(Protocol):
         ...
 
     def rows(self, tokens: tuple[int, ...], count: int) -> list[bytes] | None:
-        """Logits after each of the last `count` tokens; `None` where they are not known without a run."""
+        """Digests of the logits after each of the last `count` tokens; `None` where they are not known without a run."""
         ...
 
     def check(self, machine: Machine, session: Session, row: Logits | None) -> None:
@@ -66,13 +66,13 @@ class FakeTruth:
             session = self._machine.open()
             rows = session.step(tokens, all_logits=True)
             session.close()
-            self._known.update((tokens[: i + 1], _digest(row.tobytes())) for i, row in enumerate(rows))
+            self._known.update((tokens[: i + 1], digest_of(row)) for i, row in enumerate(rows))
         end = len(tokens)
         return [self._known[tokens[:i]] for i in range(end - count + 1, end + 1)]
 
     def check(self, machine: Machine, session: Session, row: Logits | None) -> None:
         tokens = session.history
-        got = b"" if row is None else _digest(row.tobytes())
+        got = b"" if row is None else digest_of(row)
         assert [got] == self.rows(tokens, 1), f"logits of {session.session_id} at {len(tokens)} differ"
 
 
@@ -113,7 +113,7 @@ class TreeTruth:
         known, session = self._known[path], self._sessions[path]
         while len(known) <= length:
             row = session.step([self._paths[path][session.position]])[0]
-            known.append((row.tobytes(), self._live(self._machine, session)))
+            known.append((digest_of(row), self._live(self._machine, session)))
         return known[length]
 
     def _live(self, machine: Machine, session: Session) -> bytes:
@@ -126,7 +126,7 @@ class TreeTruth:
         paths, end = self._all_of(tokens), len(tokens)
         if not paths:
             return None
-        return [_digest(self._at(paths[0], i)[0]) for i in range(end - count + 1, end + 1)]
+        return [self._at(paths[0], i)[0] for i in range(end - count + 1, end + 1)]
 
     def check(self, machine: Machine, session: Session, row: Logits | None) -> None:
         tokens = session.history
@@ -134,7 +134,7 @@ class TreeTruth:
             assert not tokens, "no logits"
             return
         self._checks += 1
-        got, paths = (row.tobytes(), self._live(machine, session)), self._all_of(tokens)
+        got, paths = (digest_of(row), self._live(machine, session)), self._all_of(tokens)
         if paths:
             _compare(got, self._at(paths[0], len(tokens)), session)
         if not paths or self._checks % self._fresh_every == 0:
@@ -146,7 +146,7 @@ class TreeTruth:
         fresh.prefill(tokens)
         row = fresh.logits()
         assert row is not None
-        seen = row.tobytes(), self._live(self._fresh, fresh)
+        seen = digest_of(row), self._live(self._fresh, fresh)
         fresh.close()
         return seen
 
@@ -157,5 +157,5 @@ def _compare(got: Seen, want: Seen, session: Session) -> None:
     assert got[1] == want[1], f"live rows {what} differ"
 
 
-def _digest(row: bytes) -> bytes:
-    return hashlib.blake2b(row, digest_size=16).digest()
+def digest_of(row: Logits) -> bytes:
+    return hashlib.blake2b(row.tobytes(), digest_size=16).digest()

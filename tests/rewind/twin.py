@@ -13,8 +13,8 @@ from typing import TypeVar
 
 import port
 import pytest
-from port import Machine, Session
-from rewind.truth import Truth
+from port import CopyMode, Machine, Session, SnapshotOrigin
+from rewind.truth import Truth, digest_of
 from state_model import Held, Listed, Plan, Reason, Refused, SessionModel, StateModel
 
 from ds4c_runtime.errors import (
@@ -27,9 +27,8 @@ from ds4c_runtime.errors import (
     StateInvalidError,
 )
 from ds4c_runtime.reports import RewindKind, RewindPlan, RewindReport
-from ds4c_runtime.snapshot import SnapshotOrigin
+from ds4c_runtime.store.history_log import HistoryLog
 from ds4c_runtime.store.session_store import SessionStore
-from ds4c_runtime.transport import CopyMode
 
 ERRORS: dict[Reason, type[RuntimeFailure]] = {
     "position": PositionOutOfRangeError,
@@ -194,9 +193,7 @@ class Twin:
         assert want is None or [digest_of(row) for row in rows] == want, "logits of a block differ"
 
     def rebuild_chunk(self, pair: Pair) -> bool:
-        return self.done(
-            self.both(lambda: self.model.rebuild_chunk(pair.model), pair.session.rebuild_chunk)
-        )
+        return self.done(self.both(lambda: self.model.rebuild_chunk(pair.model), pair.session.rebuild_chunk))
 
     # ---------------------------------------------------------------------------------------- ways back
 
@@ -238,30 +235,32 @@ class Twin:
 
     def fail(self, pair: Pair, tokens: Sequence[int]) -> bool:
         """The device fails in a step: garbage is written, the history stays, the state is given up."""
-        fits = self.both(lambda: self.model.check_step(pair.model, tokens), lambda: None)
-        if fits is None:
-            return True
+        result = self.both(
+            lambda: self.model.fail(pair.model, tokens),
+            lambda: self._failing(lambda: pair.session.step(tokens)),
+        )
+        return self.done(result)
+
+    def _failing(self, do: Callable[[], object]) -> None:
         port.fail_next_call(self.machine)
-        with pytest.raises(BackendFailedError):
-            pair.session.step(tokens)
-        self.model.lose(pair.model)
-        self.compare()
-        return True
+        try:
+            do()
+        except BackendFailedError:
+            return
+        finally:
+            port.fail_no_call(self.machine)
+        raise AssertionError("the failure was lost")
 
     def fail_to_rewind(self, pair: Pair, to: int) -> bool:
         """The device fails in a restore or a rebuild: the history is that of the target."""
-        try:
-            if self.model.rewind(pair.model, to, fails=True).is_near:
-                return pair.session.rewind(to).kind in (RewindKind.NONE, RewindKind.IN_PLACE)
-        except Refused as refusal:
-            with pytest.raises(ERRORS[refusal.reason]):
-                pair.session.rewind(to)
-            return False
-        port.fail_next_call(self.machine)
-        with pytest.raises(BackendFailedError):
-            pair.session.rewind(to)
-        self.compare()
-        return True
+        if self.model.plan(pair.model, to).is_near:
+            return self.rewind(pair, to)
+        return self.done(
+            self.both(
+                lambda: self.model.rewind(pair.model, to, fails=True),
+                lambda: self._failing(lambda: pair.session.rewind(to)),
+            )
+        )
 
     def lose(self, pair: Pair) -> bool:
         """As after a failure, on a device that does not fail."""
@@ -330,7 +329,7 @@ class Twin:
 
     # -------------------------------------------------------------------------------------------- files
 
-    def save(self, files: SessionStore, pair: Pair, *, exact: bool) -> port.HistoryLog:
+    def save(self, files: SessionStore, pair: Pair, *, exact: bool) -> HistoryLog:
         """Write a session to a file and close it."""
         log = files.create(files.header(pair.session), pair.session)
         self.model.save(pair.model, exact=exact)
@@ -339,7 +338,7 @@ class Twin:
         self.close(pair)
         return log
 
-    def load(self, files: SessionStore, log: port.HistoryLog, saved: Pair) -> Pair:
+    def load(self, files: SessionStore, log: HistoryLog, saved: Pair) -> Pair:
         """The session of a file, also on another machine."""
         session = port.load_session(self.machine, files, log)
         model = self.model.load(saved.model, self._listed(session))
