@@ -316,7 +316,7 @@ class StateModel:
         s.thinned[1].extend(old)
 
     def told(self, listings: Sequence[Sequence[Listed]]) -> None:
-        """Take in which snapshots the sessions list; AssertionError if one is there, or not, that must not."""
+        """Take in which snapshots the sessions list; under pressure unpinned ones may be missing."""
         for s, listed in zip(self.sessions, listings, strict=True):
             self._told_of(s, listed)
         self.pressed = False
@@ -340,7 +340,8 @@ class StateModel:
             found = min(new, key=lambda h: h.order, default=None)
         if found is None:  # one was given up for pages or bytes and, in the same call, taken again
             again = [h for h in s.branch if h.shot.digest == each.digest and not h.pinned]
-            assert again and self.pressed, f"{each} was not to be taken"
+            assert again, f"{each} was not to be taken"
+            assert self.pressed, f"{each} was taken twice"
             pages = tuple(s.pages[: len(again[-1].shot.pages)])
             found = Held(Shot(again[-1].shot.tokens, pages, each.origin, next(self._numbers)))
             s.add(found)

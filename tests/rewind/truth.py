@@ -38,7 +38,7 @@ class Truth(Protocol):
         ...
 
     def rows(self, tokens: tuple[int, ...], count: int) -> list[bytes] | None:
-        """Digests of the logits after each of the last `count` tokens; `None` where they are not known without a run."""
+        """Digests of the logits after each of the last `count` tokens; `None` off the known ways."""
         ...
 
     def check(self, machine: Machine, session: Session, row: Logits | None) -> None:

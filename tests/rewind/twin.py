@@ -26,7 +26,7 @@ from ds4c_runtime.errors import (
     SessionLimitError,
     StateInvalidError,
 )
-from ds4c_runtime.reports import RewindKind, RewindPlan, RewindReport
+from ds4c_runtime.reports import RewindPlan, RewindReport
 from ds4c_runtime.store.history_log import HistoryLog
 from ds4c_runtime.store.session_store import SessionStore
 
@@ -67,8 +67,8 @@ def model_of(machine: Machine, mode: CopyMode = CopyMode.DEVICE) -> StateModel:
     marks = limits.max_marks  # those of one step are there before others go
     surely = memory.snapshot_session_bytes // largest - marks, room - marks
     return StateModel(
-        limits.horizon, limits.page_tokens, limits.max_rows, limits.max_logit_rows, memory.slots, memory.pages,
-        surely,
+        limits.horizon, limits.page_tokens, limits.max_rows, limits.max_logit_rows, memory.slots,
+        memory.pages, surely,
     )  # fmt: skip
 
 
