@@ -107,11 +107,6 @@ def machine_like(machine: Holder, slots: int, pages: int | None = None, **option
     return machine_of(local.manifest, local.device, slots, pages, **options)
 
 
-def local_model(machine: Holder) -> LocalModel:
-    """What product code that works without an engine takes."""
-    return _local(machine)
-
-
 def _local(holder: Holder) -> LocalModel:
     if isinstance(holder, Machine):
         return holder._local
@@ -380,7 +375,7 @@ def flood(machine: Holder, byte: int = DEAD_BYTE) -> None:
         local.device.fill(arena, 0, len(arena), byte)
 
 
-def state_bytes(machine: Holder) -> bytes:
+def slot_bytes(machine: Holder) -> bytes:
     """All bytes of the slots, on a device whose memory the host sees."""
     return cast(NDArray[np.uint8], _local(machine).store.states).tobytes()
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from artifacts import Build
-from discrete_device import DiscreteCpu, DiscreteFake, DiscreteRows
 from fake_executable import FakeDevice, FakeMachine, fake_machine, small_manifest
+from fakes.discrete import DiscreteCpu, DiscreteFake, DiscreteRows
 from port import CopyMode, check
 from rewind.bug_scenarios import Stored, logits_of, rows_of
 from rewind.row_machine import LateCopies, row_manifest
@@ -90,7 +90,7 @@ def test_a_session_moves_between_devices(
 
 def test_compiled_kernels(built: Build, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kind of operation, place of snapshots and shortage, with saves, on the kernels of an artifact."""
-    here = devices.BuiltIn("discrete_device", DiscreteCpu.__name__, ("cpu",))
+    here = devices.BuiltIn("fakes.discrete", DiscreteCpu.__name__, ("cpu",))
     monkeypatch.setitem(devices.BUILT_IN, "discrete", here)
     made = built("tiny-8")
     model = open_local(made.artifact, device="discrete")

@@ -9,8 +9,9 @@ from typing import Any
 
 import pytest
 from fake_executable import FakeDevice
-from fake_gpu import FakeGpu, gpu_kernels, gpu_manifest, write_artifact
-from fake_metal import TEXT, FakeMetal
+from fakes.gpu import FakeGpu
+from fakes.gpu_artifact import gpu_kernels, gpu_manifest, write_artifact
+from fakes.metal import TEXT, FakeMetal
 from port import CopyMode, Machine, check, graph_count, largest_snapshot, machine_of
 from rewind.bug_scenarios import rows_of
 from rewind.test_copy_modes import Walk

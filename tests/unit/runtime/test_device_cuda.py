@@ -13,7 +13,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_executable import FakeDevice
-from fake_gpu import FakeGpu, gpu_kernels, gpu_manifest, write_artifact
+from fakes.gpu import FakeGpu
+from fakes.gpu_artifact import gpu_kernels, gpu_manifest, write_artifact
 from port import twin_address
 
 from ds4c_runtime.device import cuda, stream_device

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_executable import small_manifest
-from fake_gpu import gpu_manifest, gpu_plan, write_artifact
-from fake_metal import ARENAS, TEXT, FakeMetal, NewOptions, Options
+from fakes.gpu_artifact import gpu_manifest, gpu_plan, write_artifact
+from fakes.metal import ARENAS, TEXT, FakeMetal, NewOptions, Options
 from port import metal_buffer, metal_buffers
 
 from ds4c_runtime.device import metal, metal_library

@@ -7,8 +7,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from discrete_device import DiscreteFake
 from fake_executable import fake_engine
+from fakes.discrete import DiscreteFake
 from port import CopyMode, check, device_of, fail_next_call
 from unit.runtime.test_engine import ids_only, wait_for
 

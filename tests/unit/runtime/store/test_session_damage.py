@@ -16,7 +16,7 @@ from bad_input.helpers import entries, flip
 from fake_executable import fake_machine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from port import give_history, load_session, memory_of, state_bytes
+from port import give_history, load_session, memory_of, slot_bytes
 from unit.runtime.store.crashes import Crash, failing, number_of_calls
 from unit.runtime.store.kept import (
     KIND,
@@ -111,10 +111,10 @@ def test_nothing_of_a_file_that_contradicts_itself_is_loaded(
     loaded = machine.open()
     give_history(loaded, session.history, session.epoch)
     content = in_memory(image)
-    before = memory_of(machine), state_bytes(machine)
+    before = memory_of(machine), slot_bytes(machine)
     with pytest.raises(StoredFileError, match=r"^x rejected: expected [^\n]+, got [^\n]+$"):
         load_image(loaded, Path("x"), change(image.header), content)
-    after = memory_of(machine), state_bytes(machine)
+    after = memory_of(machine), slot_bytes(machine)
     assert before == after
     check(machine)
     load_image(loaded, Path("x"), image.header, content)
