@@ -33,6 +33,8 @@ Reason = Literal["position", "replay", "pages", "slots", "stale"]
 DENSE_TOKENS, SHARE = 8192, 8
 """Snapshots are a page apart over so many last tokens, and this fraction of the distance before."""
 TURN_ENDS = LEFT_BEHIND = 8
+_NUMBERS = itertools.count()
+"""Ranks of snapshots in time, over all machines: sessions move between them."""
 TURNS = ("prompt_end", "turn_end", "tool_boundary")
 
 
@@ -236,7 +238,6 @@ class StateModel:
     pressed: bool = False
     """Since the last listing something was short, so that snapshots may have gone."""
     _page_ids: itertools.count[int] = field(default_factory=itertools.count)
-    _numbers: itertools.count[int] = field(default_factory=itertools.count)
 
     # ------------------------------------------------------------------------------ pages and snapshots
 
@@ -285,7 +286,7 @@ class StateModel:
 
     def _keep(self, s: SessionModel, position: int, origin: str) -> Held:
         pages = tuple(s.pages[: -(-position // self.page_tokens)])
-        held = Held(Shot(s.tokens[:position], pages, origin, next(self._numbers)))
+        held = Held(Shot(s.tokens[:position], pages, origin, next(_NUMBERS)))
         s.add(held)
         self._count(s)
         self._thin(s)
@@ -343,7 +344,7 @@ class StateModel:
             assert again, f"{each} was not to be taken"
             assert self.pressed, f"{each} was taken twice"
             pages = tuple(s.pages[: len(again[-1].shot.pages)])
-            found = Held(Shot(again[-1].shot.tokens, pages, each.origin, next(self._numbers)))
+            found = Held(Shot(again[-1].shot.tokens, pages, each.origin, next(_NUMBERS)))
             s.add(found)
         shot = found.shot
         shot.snapshot_id = each.snapshot_id

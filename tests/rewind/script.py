@@ -96,8 +96,9 @@ class Script:
         self.step(pair, 2 * page + 4)
         self.rewind(pair, 2 * page + 3 - self.horizon, "snapshot_replay")
         self.rewind(pair, page, "snapshot")
+        self.step(pair, page + 1, 1)
         self.step(pair, page + 3, 1)
-        self.rewind(pair, page, "in_place")
+        self.rewind(pair, page, "in_place")  # whose logits came with the rows: those before are not there
         self.did(self.twin.rewind(pair, page - 1, defer=True), "deferred")
         self.refused(self.twin.step(pair, self.more(pair, page)))
         self.did(self.twin.rebuild_chunk(pair))
