@@ -33,7 +33,7 @@ class Kernels:
 
 
 def compile_kernels(text: str, kind: Kind, functions: Sequence[Function], mode: Mode) -> Kernels:
-    """Compile each function in a child process of its own, or take it from the cache.
+    """Compile the functions in child processes, or take them from the cache.
 
     Raises:
         ArtifactError: a function is missing in the text or does not compile; one line.
