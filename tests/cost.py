@@ -1,8 +1,8 @@
 """What tests cost: CPU-seconds by file and folder; heavy files first where several workers share them.
 
-A test costs the CPU time of its process and of the children that were waited for, from the end of the last test
-to its own end, fixtures included. `tests/durations.json` keeps the sum of each file of a cold run; only the
-order comes from there, so a wrong number costs time and nothing else.
+A test costs the CPU time of its process and of the children that were waited for, from the end of the last
+test to its own end, fixtures included. `tests/durations.json` keeps the sum of each file of a cold run; only
+the order comes from there, so a wrong number costs time and nothing else.
 """
 
 from __future__ import annotations
