@@ -170,7 +170,7 @@ def test_a_run_that_is_cut_passes_and_says_so(tmp_path: Path) -> None:
 def test_orphans_are_counted_too() -> None:
     """A grandchild whose parent does not wait for it, and one that outlives all."""
     burn = f'{sys.executable} -c "{BURN.format(2)}"'
-    script = f"({burn} &) ; {burn}; sleep 60 >&2 2>/dev/null & exit 3"
+    script = f"({burn} &) ; {burn}; sleep 60 >/dev/null 2>&1 & exit 3"
     command = [sys.executable, str(MEASURED), "it", "--budget", "1", "--", "sh", "-c", script]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 3
