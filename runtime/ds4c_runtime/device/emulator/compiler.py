@@ -33,7 +33,7 @@ _COMMON = (
     "-fno-strict-aliasing",
     "-ffp-contract=off",
 )
-_TEXT = ("-O2", "-g1", "-fno-math-errno", "-fno-trapping-math", "-ftrivial-auto-var-init=pattern")
+_TEXT = ("-g1", "-fno-math-errno", "-fno-trapping-math", "-ftrivial-auto-var-init=pattern")
 _CHECKED = (
     "-DDS4_CHECKED",
     "-fsanitize=thread,alignment,bounds,shift-exponent",
@@ -75,7 +75,7 @@ def compile_core() -> Path:
         ) from error
 
 
-def compile_sources(sources: Sequence[str], *, checked: bool) -> list[Path]:
+def compile_sources(sources: Sequence[str], *, checked: bool, quick: bool = False) -> list[Path]:
     """Libraries of C++ sources, in order, compiled by child processes unless they are in the cache.
 
     Sources that lack a library are compiled several to a run, so a library may hold more than its own source.
@@ -83,12 +83,18 @@ def compile_sources(sources: Sequence[str], *, checked: bool) -> list[Path]:
     Args:
         sources: of one text, so that no two define the same.
         checked: whether they are for the checked mode.
+        quick: optimise less, which takes two thirds of the time.
 
     Raises:
         CompileError: a source does not compile.
         DeviceError: no compiler.
     """
-    flags = (*_TEXT, *(_CHECKED if checked else ()), *_machine_flags(wide=not checked))
+    flags = (
+        "-O1" if quick else "-O2",
+        *_TEXT,
+        *(_CHECKED if checked else ()),
+        *_machine_flags(wide=not checked),
+    )
     return _compile(sources, flags)
 
 
