@@ -56,6 +56,18 @@ def test_shuffles_and_shared_arrays(kind: Kind, mode: Mode) -> None:
     np.testing.assert_array_equal(top, expected_top)
 
 
+def test_less_optimised_code_gives_the_same(kind: Kind, mode: Mode) -> None:
+    x = np.random.default_rng(2).standard_normal(256).astype(np.float32)
+    text = whole_text(kind, render(kind, SCAN, SCAN_BODY))
+    found: list[bytes] = []
+    for quick in (False, True):
+        y, top = np.zeros(256, np.float32), np.zeros(1, np.float32)
+        buffers = [x, Uninitialised(y), Uninitialised(top)]
+        compile_text(text, kind, [SCAN], mode, quick=quick).launch("scan", buffers, (1, 1, 1))
+        found.append(y.tobytes() + top.tobytes())
+    assert found[0] == found[1]
+
+
 def test_vectors(kind: Kind, mode: Mode) -> None:
     device = "device " if kind == "metal" else ""
     x = np.arange(4 * 256, dtype=np.float32)

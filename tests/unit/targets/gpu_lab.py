@@ -27,10 +27,10 @@ from ds4c_targets.gpu.layout import ROW, SPLIT
 VARIANTS = os.environ.get("DS4C_TEST_VARIANTS", "cuda,metal,checked cuda").split(",")
 """Languages and modes in which each kernel runs.
 
-Checked Metal runs in `make test-more` only (`test_gpu_checked_metal.py`): both languages are printed from the
-same functions, and what the checked mode adds to them is the same (`hooks.h`, `checker.h`, flags, gaps between
-arrays), so what it finds in a kernel in one it finds in the other. `test_emulator*.py` checks the mode itself in
-both.
+Checked Metal runs in `make test-more` only (`test_gpu_checked_metal.py`). Both languages are printed from
+the same functions, and what the checked mode adds to them is the same (`hooks.h`, `checker.h`, flags, gaps
+between shared arrays), so what it finds in a kernel in one it finds in the other. `test_emulator*.py` checks
+the mode itself in both.
 """
 MODES: dict[str, Mode] = {"checked": CHECKED, "": FAST}
 
