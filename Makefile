@@ -9,14 +9,19 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.setup-$(shell pwd | cksum | cut -d' ' -f1)
 PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -q
+WORKERS := -n 2 --dist loadfile --no-loadscope-reorder --max-worker-restart=0
+MEASURED := $(BIN)/python tools/measured.py
+# Must be what tests/shared_cache.py takes.
+TEST_CACHE := $(or $(DS4C_TEST_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ds4c-tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup host gpu-tools oracle peers peers-table demo bench lint format test test-more test-full golden proto clean distclean
+.PHONY: help setup host gpu-tools oracle peers peers-table demo bench lint format test test-more test-full run-test run-more run-full durations golden proto clean distclean
 
 help:
 	@echo "make demo     set up .venv, build the bundled model for cpu, serve it, drive it with a gRPC client"
 	@echo "make test     set up .venv, lint, types, import rules, all tests"
-	@echo "make test-full    make test and the long forms of some tests: walks of 10,000 operations and the like"
+	@echo "make test-more    real clients, load, fuzzing, long forms: 25 minutes at most; CI runs it after make test"
+	@echo "make test-full    the longest forms of some tests: walks of 10,000 operations and the like"
 	@echo "make setup    only .venv            make lint     ruff, basedpyright, import rules"
 	@echo "make gpu-tools    NVRTC and LLD, which make binaries of kernels for GPUs; make test asks for them"
 	@echo "make oracle   torch and transformers for live parity tests (CPU build only)"
@@ -24,7 +29,9 @@ help:
 	@echo "make peers    transformers, llama.cpp and mlx-vlm for the tests marked peers"
 	@echo "make peers-table   rewrite docs/peers.md: rewind of each peer that is installed, side by side"
 	@echo "make golden   rewrite the golden vectors (needs make oracle)      make proto    rewrite the gRPC stubs"
-	@echo "make format   ruff format and fixes      make clean    out/ and caches      make distclean    also .venv"
+	@echo "make durations    rewrite tests/durations.json: what each file of tests costs, for their order"
+	@echo "make format   ruff format and fixes      make clean    out/ and caches, that of the tests too"
+	@echo "make distclean    also .venv"
 
 setup: $(STAMP)
 
@@ -78,20 +85,36 @@ format: setup
 	$(BIN)/ruff check --fix .
 	$(BIN)/ruff format .
 
-# Tests that measure time or need both cores are marked `serial` and run alone, after the others. A worker that
-# dies fails the run at once: xdist can wait forever for the files of a worker that it replaced.
-test: lint gpu-tools
-	$(PYTEST) -n 2 --dist loadfile --max-worker-restart=0 -m "not serial and not more and not full"
-	$(PYTEST) -m "serial and not more and not full"
+# Each prints the CPU-seconds of all its processes at its end; the budget is that of a run with a cold cache.
+test: gpu-tools
+	@$(MEASURED) "make test" --budget 850 -- $(MAKE) --no-print-directory lint run-test
 
-# Real clients, load, fuzzing and long forms: what CI runs after `make test`, at most 25 minutes.
-test-more: setup
-	$(PYTEST) -n 2 --dist loadfile --max-worker-restart=0 -m "more and not serial"
-	$(PYTEST) -m "more and serial"
+# Real clients, load, fuzzing and long forms: what CI runs after `make test`. After 25 minutes no test begins.
+test-more: gpu-tools
+	@$(MEASURED) "make test-more" --minutes 25 -- $(MAKE) --no-print-directory run-more
 
 # What takes many minutes each; by hand.
-test-full: setup
-	$(PYTEST) -m full
+test-full: gpu-tools
+	@$(MEASURED) "make test-full" -- $(MAKE) --no-print-directory run-full
+
+# Files go to the workers in our order, the costliest first. A worker that dies fails the run at once: xdist can
+# wait forever for the files of a worker that it replaced. Tests that measure time or need both cores are marked
+# `serial` and run alone.
+run-test:
+	$(PYTEST) $(WORKERS) --costs -m "not serial and not more and not full"
+	$(PYTEST) -m "serial and not more and not full"
+
+run-more:
+	$(PYTEST) --may-be-empty -m "more and serial"
+	$(PYTEST) $(WORKERS) --may-be-empty --costs -m "more and not serial"
+
+run-full:
+	$(PYTEST) --may-be-empty -m "full and serial"
+	$(PYTEST) $(WORKERS) --may-be-empty --costs -m "full and not serial"
+
+# After a change of many tests: what each file costs, for the order above. Run it with a cache that is empty.
+durations: gpu-tools
+	$(PYTEST) $(WORKERS) --costs --write-durations -m "not serial and not more and not full"
 
 golden: setup
 	$(BIN)/python tools/golden/make_golden.py
@@ -101,6 +124,7 @@ proto: setup
 
 clean:
 	rm -rf out build dist .pytest_cache .ruff_cache .hypothesis .import_linter_cache *.egg-info
+	rm -rf "$(TEST_CACHE)"
 	find . -name __pycache__ -not -path './.venv/*' -prune -exec rm -rf {} +
 
 distclean: clean

@@ -1,14 +1,15 @@
-"""Artifacts of small models, built once per test run and shared by all workers."""
+"""Artifacts of small models: built once, kept in the shared cache, copied to where tests open them."""
 
 from __future__ import annotations
 
-import fcntl
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
 import pytest
+import shared_cache
 
 from ds4c.models.architecture import Config, load_config
 from ds4c.models.config import ModelConfig
@@ -18,6 +19,9 @@ from ds4c.models.presets import preset
 DEMO = Path(__file__).parent.parent / "demo" / "model"
 SEEDS = {"tiny-128": 0, "tiny-8": 1, "tiny-delta": 3, "tiny-peers": 0, "four-layers": 4}
 """Seeds of the weights; those of the golden vectors where a model has them."""
+
+SHAPE: dict[str, object] = {"horizon": 12, "context": 512, "rows": 64, "logit_rows": 64, "segments": 2}
+"""The shape of an artifact of which a test asks nothing else: most of them share one of each model."""
 
 
 @dataclass(frozen=True)
@@ -40,9 +44,12 @@ def checkpoint_of(name: str, root: Path) -> Path:
     if name == "demo":
         return DEMO
     folder = root / f"{name}.checkpoint"
-    if not folder.exists():
-        config = four_layers() if name == "four-layers" else preset(name)
-        write_checkpoint(config, folder, SEEDS[name], "float32")
+    with shared_cache.locked(root / f".{name}.lock"):
+        if not folder.exists():
+            config = four_layers() if name == "four-layers" else preset(name)
+            work = root / f".{name}.checkpoint"
+            write_checkpoint(config, work, SEEDS[name], "float32")
+            work.rename(folder)
     return folder
 
 
@@ -64,21 +71,38 @@ def built(tmp_path_factory: pytest.TempPathFactory) -> Build:
     root.mkdir(exist_ok=True)
 
     def make(name: str, **options: object) -> Built:
-        from ds4c.build import BuildOptions, build  # needs xdsl, which most tests do without
-
         if str(options.get("target", "")).startswith(("cuda", "rocm")):
             need_tools(str(options["target"]), root)
-        chosen = {"horizon": 12, "context": 512, "rows": 64, "logit_rows": 64, "segments": 2, **options}
+        chosen = {"target": "cpu", **SHAPE, **options}
         label = "-".join([name, *(f"{k}{v}" for k, v in sorted(chosen.items()))]).replace(":", "_")
-        with (root / "lock").open("w") as lock:
-            fcntl.flock(lock, fcntl.LOCK_EX)
-            checkpoint = checkpoint_of(name, root)
-            folder = root / label
-            if not folder.exists():
-                build(checkpoint, folder, BuildOptions(**chosen))  # pyright: ignore[reportArgumentType]
-        return Built(folder, checkpoint)
+        checkpoint = checkpoint_of(name, root)
+        with shared_cache.locked(root / f".{label}.lock"):  # of this artifact: others are built meanwhile
+            if not (root / label).exists():
+                # A copy, so that nothing which a test does to it lasts.
+                shutil.copytree(kept_artifact(checkpoint, chosen), root / f".{label}")
+                (root / f".{label}").rename(root / label)
+        return Built(root / label, checkpoint)
 
     return make
+
+
+def kept_artifact(checkpoint: Path, options: dict[str, object], changed: str = "") -> Path:
+    """The artifact of a checkpoint in the shared cache, built if it is not there.
+
+    Args:
+        checkpoint: folder.
+        options: of the build, `target` among them.
+        changed: what the caller has changed of the compiler; such artifacts are apart from the others.
+    """
+    from ds4c.build import BuildOptions, build  # needs xdsl, which most tests do without
+    from ds4c.passes.target import get_target
+
+    target, _, variant = str(options["target"]).partition(":")
+    resolved = get_target(target).resolve_variant(variant)  # without a name, that of this machine
+    content = shared_cache.folder_digest(checkpoint)
+    name = shared_cache.digest(checkpoint.name, content, resolved, sorted(options.items()), changed)
+    chosen = BuildOptions(**options)  # pyright: ignore[reportArgumentType]
+    return shared_cache.entry("artifacts", name, lambda path: build(checkpoint, path, chosen))
 
 
 def need_tools(target: str, folder: Path) -> None:

@@ -14,9 +14,14 @@ from pathlib import Path
 
 import numpy as np
 import pytest
+import shared_cache
 from hypothesis import settings
 
-pytest_plugins = ("artifacts",)
+pytest_plugins = ("artifacts", "cost", "time_limit")
+
+shared_cache.use()  # before anything compiles or starts a process
+CACHE = shared_cache.Count.now()
+"""What the shared cache holds when this run begins."""
 
 SEED = int(os.environ.get("DS4C_TEST_SEED", "20261129"))
 """Every random test draws from this number; the header of each run prints it."""
@@ -51,9 +56,13 @@ def pytest_report_header() -> str:
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
-    """Print the seed again where a failure is read (the header is dropped by -q)."""
+    """Print the seed again where a failure is read (the header is dropped by -q), and what the cache gave."""
     if terminalreporter.stats.get("failed") or terminalreporter.stats.get("error"):
         terminalreporter.write_line(f"ds4c: repeat with DS4C_TEST_SEED={SEED}")
+    after = shared_cache.Count.now()
+    if terminalreporter.config.getoption("--costs") or after != CACHE:
+        terminalreporter.write_line(CACHE.line(after))
+    shared_cache.expire()
 
 
 COMPILING = frozenset({"built", "lab", "library"})

@@ -31,7 +31,7 @@ def _median_step(session: Session) -> float:
 @pytest.mark.serial
 def test_a_step_beside_a_spinning_thread(built: Build) -> None:
     """At most 1.5 times as long as alone, in two of seven pairs, as the machine is shared."""
-    model = open_local(built("demo", context=1024).artifact)
+    model = open_local(built("demo").artifact)
     ratios: list[float] = []
     for _ in range(7):
         session = model.session()

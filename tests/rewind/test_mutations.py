@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from artifacts import DEMO, Build, checkpoint_of, tokens_for
+from artifacts import DEMO, SHAPE, Build, checkpoint_of, kept_artifact, tokens_for
 from rewind_reference import Memo
 
 from ds4c.build import BuildOptions, build
@@ -20,10 +20,8 @@ from ds4c_runtime.manifest import Manifest
 HORIZON = 5
 
 
-def build_with_small_ring(
-    every: int, checkpoint: Path, folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Build with the rings of one kind a row short and the proof silenced."""
+def build_with_small_ring(every: int, checkpoint: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """Build with the rings of one kind a row short and the proof silenced; the artifact in the cache."""
     derive = plan_state.derive_capacity
 
     def short(reads: ReadSet, distance: int) -> int:
@@ -32,21 +30,20 @@ def build_with_small_ring(
     with monkeypatch.context() as patch:
         patch.setattr(plan_state, "derive_capacity", short)
         patch.setattr(prove_rewind, "prove", lambda *_: None)
-        build(
-            checkpoint, folder, BuildOptions(horizon=HORIZON, context=512, rows=32, logit_rows=32, segments=2)
-        )
+        options = {"target": "cpu", **SHAPE, "horizon": HORIZON}
+        return kept_artifact(checkpoint, options, f"rings of every {every} rows one short, no proof")
 
 
 @pytest.mark.parametrize(("name", "every"), [("tiny-8", 1), ("tiny-8", 4), ("tiny-8", 8), ("tiny-delta", 1)])
 def test_a_ring_one_row_short_is_found(
-    name: str, every: int, tmp_path: Path, built: Build, monkeypatch: pytest.MonkeyPatch
+    name: str, every: int, built: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     checkpoint = built(name).checkpoint
-    build_with_small_ring(every, checkpoint, tmp_path / "m", monkeypatch)
+    artifact = build_with_small_ring(every, checkpoint, monkeypatch)
     config = load_config(checkpoint / "config.json")
     with pytest.raises(ArtifactError, match="expected a capacity of at least"):
-        open_local(tmp_path / "m")
-    model = open_local(tmp_path / "m", sessions=2, check_rings=False)
+        open_local(artifact)
+    model = open_local(artifact, sessions=2, check_rings=False)
     memo = Memo(model, config)
     straight, garbage = tokens_for(config, 80, 1), tokens_for(config, 80, 2)
     memo.fill(straight)

@@ -8,8 +8,11 @@ from pathlib import Path
 import numpy as np
 import pytest
 from artifacts import DEMO, Build
+from gpu_tools import cuda_compiler, rocm_linker
 
 from ds4c.cli.main import main
+
+__all__ = ["cuda_compiler", "rocm_linker"]
 
 
 def test_build_reports_on_stderr_and_prints_json(
@@ -141,7 +144,7 @@ def test_logits_refuses(
 
 @pytest.mark.slow
 def test_every_target_into_a_folder_of_its_name(
-    built: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    built: Build, cuda_compiler: str, rocm_linker: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = ["--context", "256", "--rows", "8", "--segments", "1", "--logit-rows", "8", "--json", "--quiet"]
     checkpoint = str(built("tiny-8").checkpoint)

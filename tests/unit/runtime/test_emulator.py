@@ -1,11 +1,13 @@
 """Kernel text on the emulator gives what a GPU would, in every mode and order."""
 
 import threading
+from pathlib import Path
 
 import numpy as np
 import pytest
 from emulator_texts import KINDS, SCAN, SCAN_BODY, Kind, function, render, scan_expected, whole_text
 
+from ds4c_runtime.device.emulator import calls, compiler
 from ds4c_runtime.device.emulator.program import (
     CHECKED,
     FAST,
@@ -52,6 +54,18 @@ def test_shuffles_and_shared_arrays(kind: Kind, mode: Mode) -> None:
     expected_y, expected_top = scan_expected(x)
     np.testing.assert_array_equal(y, expected_y)
     np.testing.assert_array_equal(top, expected_top)
+
+
+def test_less_optimised_code_gives_the_same(kind: Kind, mode: Mode) -> None:
+    x = np.random.default_rng(2).standard_normal(256).astype(np.float32)
+    text = whole_text(kind, render(kind, SCAN, SCAN_BODY))
+    found: list[bytes] = []
+    for quick in (False, True):
+        y, top = np.zeros(256, np.float32), np.zeros(1, np.float32)
+        buffers = [x, Uninitialised(y), Uninitialised(top)]
+        compile_text(text, kind, [SCAN], mode, quick=quick).launch("scan", buffers, (1, 1, 1))
+        found.append(y.tobytes() + top.tobytes())
+    assert found[0] == found[1]
 
 
 def test_vectors(kind: Kind, mode: Mode) -> None:
@@ -146,6 +160,25 @@ def test_calls_in_order_share_arrays(kind: Kind, mode: Mode) -> None:
         ]
     )
     np.testing.assert_array_equal(y, x[::-1] + 1)
+
+
+def test_each_of_several_compiled_together_is_found_again(
+    kind: Kind, mode: Mode, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Another text takes its function from the cache, without a compiler, though it was one of nine."""
+    calls.core()  # goes where the cache was before
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    several = [function(f"add_{i}", 32, y="int32") for i in range(9)]
+    bodies = [render(kind, f, f"  y[THREAD] = (y[THREAD] + {i});\n") for i, f in enumerate(several)]
+    compile_text(whole_text(kind, *bodies), kind, several, mode)
+    found = list((tmp_path / "ds4c" / "emulator").iterdir())
+    assert len(found) == 9, "nothing is left of the runs of the compiler"
+    monkeypatch.setattr(compiler.subprocess, "Popen", None)
+    for i in (7, 0, 3):
+        y = np.arange(32, dtype=np.int32)
+        text = whole_text(kind, bodies[i], bodies[8])
+        compile_text(text, kind, [several[i]], mode).launch(f"add_{i}", [y], (1, 1, 1))
+        np.testing.assert_array_equal(y, np.arange(32) + i)
 
 
 def test_constants_may_be_read_from_tables(kind: Kind, mode: Mode) -> None:

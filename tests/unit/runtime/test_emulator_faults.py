@@ -164,13 +164,15 @@ def test_function_renamed(kind: Kind) -> None:
 
 
 def test_text_that_does_not_compile_names_its_line(kind: Kind) -> None:
-    other = render(kind, function("other", 32, x="float32"), "  x[THREAD] = 1.0f;\n")
-    text = whole_text(kind, other, render(kind, SCAN, changed("float m", "flot m")))
+    """Whatever is compiled together with it."""
+    other = function("other", 32, x="float32")
+    good = render(kind, other, "  x[THREAD] = 1.0f;\n")
+    text = whole_text(kind, good, render(kind, SCAN, changed("float m", "flot m")))
     line = next(i for i, t in enumerate(text.splitlines(), 1) if "flot" in t)
     with pytest.raises(
         ArtifactError, match=rf"kernels\.\w+ line {line}, scan: 'flot' was not declared"
     ) as caught:
-        compile_text(text, kind, [SCAN])
+        compile_text(text, kind, [other, SCAN])
     assert "\n" not in str(caught.value)
 
 

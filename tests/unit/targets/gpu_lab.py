@@ -7,6 +7,7 @@ loaded once more with this lab in the place of the other.
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -23,7 +24,14 @@ from ds4c_runtime.launches import Extent, Function, Param
 from ds4c_targets.cuda import TARGET
 from ds4c_targets.gpu.layout import ROW, SPLIT
 
-VARIANTS = ["cuda", "metal", "checked cuda", "checked metal"]
+VARIANTS = os.environ.get("DS4C_TEST_VARIANTS", "cuda,metal,checked cuda").split(",")
+"""Languages and modes in which each kernel runs.
+
+Checked Metal runs in `make test-more` only (`test_gpu_checked_metal.py`). Both languages are printed from
+the same functions, and what the checked mode adds to them is the same (`hooks.h`, `checker.h`, flags, gaps
+between shared arrays), so what it finds in a kernel in one it finds in the other. `test_emulator*.py` checks
+the mode itself in both.
+"""
 MODES: dict[str, Mode] = {"checked": CHECKED, "": FAST}
 
 
@@ -74,8 +82,9 @@ class Lab:
             functions = [p.function for p in parts.values()]
             text = cuda_text(functions) if kind == "cuda" else metal_text(functions)
             (self.folder / f"kernels.{kind}").write_text(text)
+            # Each kernel runs a few times on a few rows: compiling it well costs more than it saves.
             self.programs[variant] = compile_text(
-                text, kind, [described(p) for p in parts.values()], MODES[mode]
+                text, kind, [described(p) for p in parts.values()], MODES[mode], quick=True
             )
         return self.programs[variant]
 

@@ -6,12 +6,14 @@ import ctypes
 import importlib.util
 import os
 import re
+import shutil
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import ml_dtypes
 import numpy as np
+import shared_cache
 
 from ds4c.ir.block import Block
 from ds4c.ir.kernel import ROWS_OFFSET, Arg, BlockLayout, Call, EntryPoint, KernelSpec, Operand, Program
@@ -133,21 +135,28 @@ class Lab:
         if variant not in self.modules:
             import tvm_ffi
 
-            from ds4c.lower.compile import run
-
             load_runtime()
-            folder = self.folder / variant  # in this process: one import of tvm for all labs
-            folder.mkdir()
-            request = {
-                "program": program_to_json(self.program()),
-                "emitter": "ds4c_targets.cpu.emit",
-                "variant": variant,
-                "llvm": description()["variants"][variant]["llvm"],
-                "output": str(folder / "library.so"),
-            }
-            run(request)
-            self.modules[variant] = tvm_ffi.load_module(request["output"])
+            text = program_to_json(self.program())
+            name = f"{shared_cache.digest(text, variant)}.so"  # also a variant's description is of the digest
+            path = shared_cache.entry("kernels", name, lambda path: self.compile(text, variant, path))
+            self.modules[variant] = tvm_ffi.load_module(str(path))
         return self.modules[variant]
+
+    def compile(self, program: str, variant: str, path: Path) -> None:
+        """Compile a program to a library, in this process: one import of tvm for all labs."""
+        from ds4c.lower.compile import run
+
+        folder = self.folder / variant
+        folder.mkdir()
+        request = {
+            "program": program,
+            "emitter": "ds4c_targets.cpu.emit",
+            "variant": variant,
+            "llvm": description()["variants"][variant]["llvm"],
+            "output": str(folder / "library.so"),
+        }
+        run(request)
+        shutil.move(request["output"], path)
 
     def check_code(self) -> None:
         """No sum of a product is left to contraction, no libm, no fast-math flag, no heap."""

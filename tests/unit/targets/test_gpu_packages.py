@@ -7,6 +7,7 @@ objects, and the Metal text is linted, as `ds4c verify` does it.
 from __future__ import annotations
 
 import importlib
+import shutil
 from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 import gpu_package
 import pytest
+import shared_cache
 from unit.targets.gpu_lab import Lab, described, on_gpu
 
 from ds4c_runtime.launches import Entry, LaunchPlan
@@ -47,10 +49,19 @@ def rows_of(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Make:
 
     def make(name: str) -> tuple[KernelRow, ...]:
         target: GpuTarget = importlib.import_module(f"ds4c_targets.{name}").TARGET
-        parts = {p.name: p for several in lab.emitted().values() for p in several}
-        folder = tmp_path_factory.mktemp(name)
-        manifest = write_artifact(target, list(parts.values()), folder / "a")
-        return check_package(folder / "a", manifest)
+
+        def write(path: Path) -> None:
+            parts = {p.name: p for several in lab.emitted().values() for p in several}
+            folder = tmp_path_factory.mktemp(name) / "a"
+            write_artifact(target, list(parts.values()), folder)
+            shutil.move(folder, path)
+
+        own = [
+            Path(file).read_text()
+            for file in (__file__, gpu_package.__file__, str(gpu_package.elf_writer.__file__))
+        ]
+        kept = shared_cache.entry("packages", shared_cache.digest(name, lab.specs, *own), write)
+        return check_package(kept, Manifest.read(kept))
 
     return make
 

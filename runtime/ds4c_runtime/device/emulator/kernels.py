@@ -32,8 +32,10 @@ class Kernels:
     libraries: tuple[ctypes.CDLL, ...]
 
 
-def compile_kernels(text: str, kind: Kind, functions: Sequence[Function], mode: Mode) -> Kernels:
-    """Compile each function in a child process of its own, or take it from the cache.
+def compile_kernels(
+    text: str, kind: Kind, functions: Sequence[Function], mode: Mode, *, quick: bool = False
+) -> Kernels:
+    """Compile the functions in child processes, or take them from the cache; `quick` as for `compile_text`.
 
     Raises:
         ArtifactError: a function is missing in the text or does not compile; one line.
@@ -49,7 +51,7 @@ def compile_kernels(text: str, kind: Kind, functions: Sequence[Function], mode: 
     checked = mode.name == "checked"
     sources = [make_source(common, sections[f.name], f, kind, checked=checked) for f in functions]
     try:
-        paths = compile_sources(sources, checked=checked)
+        paths = compile_sources(sources, checked=checked, quick=quick)
     except CompileError as error:
         reason = _place_in_text(str(error), kind, sections)
         raise ArtifactError(f"kernel text does not compile: {reason}") from error

@@ -67,7 +67,9 @@ def initialised_cells(elements: int) -> NDArray[np.uint64]:
     return cells
 
 
-def compile_text(text: str, kind: Kind, functions: Sequence[Function], mode: Mode = FAST) -> EmulatedProgram:
+def compile_text(
+    text: str, kind: Kind, functions: Sequence[Function], mode: Mode = FAST, *, quick: bool = False
+) -> EmulatedProgram:
     """Compile functions of a kernel text and make them launchable.
 
     Args:
@@ -75,12 +77,13 @@ def compile_text(text: str, kind: Kind, functions: Sequence[Function], mode: Mod
         kind: its language.
         functions: those to compile, with the parameters and threads that a launch gives.
         mode: how launches run.
+        quick: compile in less time, for functions that run in more; results are the same.
 
     Raises:
         ArtifactError: a function is missing in the text or does not compile; one line.
         DeviceError: no compiler.
     """
-    return EmulatedProgram(compile_kernels(text, kind, functions, mode), mode)
+    return EmulatedProgram(compile_kernels(text, kind, functions, mode, quick=quick), mode)
 
 
 class EmulatedProgram:

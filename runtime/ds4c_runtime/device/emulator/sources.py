@@ -87,7 +87,7 @@ def split_text(text: str, kind: Kind) -> tuple[str, dict[str, Section]]:
 
 
 def make_source(common: str, section: Section, function: Function, kind: Kind, *, checked: bool) -> str:
-    """C++ of one function, which exports a `ds4_kernel_NAME`.
+    """C++ of one function, which exports a `ds4_kernel_NAME`; sources of one text may be compiled together.
 
     Lines of the function are counted from its own first one, so that a change above it does not change this
     source: `Section.line` leads back to the whole text.
@@ -112,12 +112,13 @@ def make_source(common: str, section: Section, function: Function, kind: Kind, *
             f"constant extent, got {body.splitlines()[at].strip()!r}"
         )
     arguments = ", ".join(_arguments(section, function, kind))
+    # A namespace each: what every section of Metal defines again, several of one translation unit may.
     return (
-        f'#include "{_HEADERS[kind]}"\n#line 1 "{FILES[kind]}"\n{common}\n'
+        f'#include "{_HEADERS[kind]}"\nnamespace ds4_{name} {{\n#line 1 "{FILES[kind]}"\n{common}\n'
         f'{_shared_struct(name, arrays, checked=checked)}#line 1 "{name}"\n{body}\n'
         f"DS4_UNCHECKED static void body_{name}(void** args) {{ {name}({arguments}); }}\n"
         f'extern "C" __attribute__((visibility("default"))) ds4::Kernel ds4_kernel_{name} = '
-        f'{{"{name}", body_{name}, {_table(name, arrays)}}};\n'
+        f'{{"{name}", body_{name}, {_table(name, arrays)}}};\n}}\n'
     )
 
 
