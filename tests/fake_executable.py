@@ -16,6 +16,7 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 
+from ds4c_runtime.counters import Now
 from ds4c_runtime.device.base import HostBytes
 from ds4c_runtime.device.copy_thread import CopyThread
 from ds4c_runtime.device.host_memory import HostMemory
@@ -447,6 +448,7 @@ def fake_engine(
     storage: Storage | None = None,
     copy_mode: CopyMode = CopyMode.DEVICE,
     device_type: type[FakeDevice] = FakeDevice,
+    now: Now = time.perf_counter,
     **manifest_options: int,
 ) -> Engine:
     """An engine on the fake device, without any file.
@@ -465,6 +467,7 @@ def fake_engine(
         storage: where sessions are kept.
         copy_mode: where snapshots are kept.
         device_type: class of the device.
+        now: what times are taken by.
         **manifest_options: see `small_manifest`, such as `context`, `horizon` or `vocab_size`.
     """
     manifest = manifest or small_manifest(**manifest_options)
@@ -482,4 +485,5 @@ def fake_engine(
         max_resident=max_resident,
         storage=storage,
         copy_mode=copy_mode,
+        now=now,
     )
