@@ -1,48 +1,24 @@
 """Times of generations, rewinds and forks, to the bit: the clock is a number that only the device moves.
 
-A step takes `STEP`, a restore of a snapshot `RESTORE`, a copy to a fork `FORK`; nothing else takes time. All are
-sums of powers of two, so that what the engine says is compared with `==`.
+A step takes `STEP`, a restore of a snapshot `RESTORE`, a copy to a fork `FORK`; nothing else takes time.
 """
 
 from __future__ import annotations
 
 import dataclasses
 import threading
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator
 
 import pytest
-from fake_executable import FakeDevice, fake_engine
+from fake_executable import fake_engine
+from manual_clock import FORK, RESTORE, STEP, ManualClock, timed
 
 from ds4c_runtime.counters import SECONDS, Counters, Distribution
-from ds4c_runtime.device.base import HostBytes
 from ds4c_runtime.engine import Engine
-from ds4c_runtime.launches import Extent
 from ds4c_runtime.requests import GenerationRequest, StopParams, Timing
 
-STEP, RESTORE, FORK, SNAPSHOT = 1.0, 0.25, 0.125, 0.0
 ROWS = 24
 """Most tokens of one step of the fake device: a prompt of 40 tokens takes two."""
-
-
-class ManualClock:
-    """Seconds that stand still until they are moved."""
-
-    def __init__(self) -> None:
-        self.seconds = 1000.0
-
-    def __call__(self) -> float:
-        return self.seconds
-
-
-def timed(clock: ManualClock) -> type[FakeDevice]:
-    """A fake device whose calls move a clock."""
-
-    class TimedDevice(FakeDevice):
-        def call(self, entry: str, arenas: Sequence[HostBytes], extent: Extent) -> None:
-            super().call(entry, arenas, extent)
-            clock.seconds += {"step": STEP, "restore": RESTORE, "fork": FORK, "snapshot": SNAPSHOT}[entry]
-
-    return TimedDevice
 
 
 @pytest.fixture
