@@ -153,3 +153,12 @@ def test_a_generation_that_waits_counts_its_wait() -> None:
         assert second.done.result(20).timing == Timing(4 * STEP, STEP, 5 * STEP, 2 * STEP, 0, STEP)
         held = seconds(engine.counters)
         assert (held["ttft_seconds"].sum, held["tail_seconds"].sum) == (6 * STEP, 2 * STEP)
+
+
+@pytest.mark.parametrize(
+    ("to", "restore", "replay"),
+    [(36, 0, 0), (32, RESTORE, 0), (33, RESTORE, STEP), (31, 0, 2 * STEP), (20, 0, STEP)],
+)
+def test_a_report_tells_restore_from_replay(engine: Engine, to: int, restore: float, replay: float) -> None:
+    _, report = engine.rewind("s", to=to)
+    assert (report.restore_seconds, report.replay_seconds) == (restore, replay)
