@@ -77,7 +77,7 @@ def test_token_file_that_is_empty_or_open_to_others_is_refused(
         read_tokens(path)
 
 
-# Reading by the group is let through: files that an orchestrator mounts belong to a group of the process.
+# Reading by the group is let through, everything else that is not the owner's is not.
 OPEN = [0o620, 0o610, 0o602, 0o601, 0o604, 0o644, 0o622, 0o660, 0o666, 0o640 | 0o020, 0o650, 0o700 | 0o010]
 
 
