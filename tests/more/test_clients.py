@@ -76,7 +76,7 @@ def test_a_client_in_node_opens_generates_and_rewinds(
     assert done.returncode == 0, done.stderr
     finished, greedy, drawn = ours(server.target)
     assert json.loads(done.stdout) == {
-        "model": "model",
+        "model": "model",  # the folder of the checkpoint
         "first": greedy,
         "events": ["started", "finished"],
         "reason": "FINISH_REASON_LENGTH",

@@ -20,7 +20,7 @@ from ds4c_serve.client import failure_of, stubs
 from ds4c_serve.v1 import engine_pb2 as pb
 
 pytestmark = [pytest.mark.more, pytest.mark.timeout(300)]
-SECONDS = 10
+SECONDS = 30
 TOKENIZER = ROOT / "demo" / "model" / "tokenizer.json"
 PROMPT = tuple(range(20, 60))
 

@@ -36,7 +36,7 @@ from ds4c_runtime.store.history_log import HistoryLog, LogHeader, read_log
 from ds4c_runtime.store.state_file import StateHeader, StoredSnapshot, reading, write_state
 
 pytestmark = [pytest.mark.more, pytest.mark.timeout(300)]
-SECONDS = 16
+SECONDS = 30
 """For each kind of file, all forms of wrong input together."""
 
 
