@@ -221,7 +221,7 @@ def test_almost_right_messages(server: ServeProcess, seed: int) -> None:
             for request in requests:
                 emptied()
                 check((method, request.SerializeToString()))
-        assert fuzz(cases(), check, seconds=SECONDS, seed=seed) > 300
+        fuzz(cases(), check, seconds=SECONDS, seed=seed)
         assert fresh() == expected
         emptied()
         assert answer(list(client.inference.Generate(Ask((), 8).request("a"))), 8) == expected

@@ -40,10 +40,6 @@ SECONDS = 30
 """For each kind of file, all forms of wrong input together."""
 
 
-def split(seconds: float, parts: int) -> float:
-    return seconds / parts
-
-
 # ------------------------------------------------------------------------------------------ safetensors
 
 
@@ -72,7 +68,7 @@ def test_headers_of_checkpoints(form: str, tmp_path: Path, seed: int) -> None:
 
     path.write_bytes(tensor_file(TENSORS))
     assert list(read_header(path)) == ["a", "b", "c", "d"]
-    assert fuzz(files, check, seconds=SECONDS / 2, seed=seed) > 200
+    fuzz(files, check, seconds=SECONDS / 2, seed=seed)
 
 
 # ---------------------------------------------------------------------------------------------- manifest
@@ -117,7 +113,7 @@ def test_manifests(form: str, tmp_path: Path, seed: int) -> None:
 
     path.write_text(text)
     assert Manifest.read(tmp_path) == right
-    assert fuzz(cases, check, seconds=SECONDS / 2, seed=seed) > 200
+    fuzz(cases, check, seconds=SECONDS / 2, seed=seed)
 
 
 # ------------------------------------------------------------------------------------------ stored sessions
@@ -177,7 +173,7 @@ def test_stored_sessions(kind: str, form: str, tmp_path: Path, seed: int) -> Non
         path.write_bytes(changed)
         refused(lambda: read_log(path) if kind == "log" else read_state(path), StoredFileError)
 
-    assert fuzz(cases, check, seconds=SECONDS / 4, seed=seed) > 200
+    fuzz(cases, check, seconds=SECONDS / 4, seed=seed)
 
 
 # ----------------------------------------------------------------------------------- packages of GPU kernels
@@ -208,8 +204,8 @@ READERS: dict[str, tuple[st.SearchStrategy[Any], Callable[[Any], object]]] = {
 @pytest.mark.parametrize("name", READERS)
 def test_parts_of_packages(name: str, seed: int) -> None:
     cases, read = READERS[name]
-    assert (
-        fuzz(cases, lambda c: refused(lambda: read(c), ArtifactError), seconds=SECONDS / 12, seed=seed) > 100
+    assert fuzz(
+        cases, lambda case: refused(lambda: read(case), ArtifactError), seconds=SECONDS / 12, seed=seed
     )
 
 
@@ -230,4 +226,4 @@ def test_whole_packages(target: str, tmp_path: Path, seed: int) -> None:
         refused(lambda: check_package(tmp_path / "a", right), ArtifactError)
         (tmp_path / "a" / name).write_bytes(originals[name])
 
-    assert fuzz(cases, check, seconds=SECONDS / 9, seed=seed) > 100
+    fuzz(cases, check, seconds=SECONDS / 9, seed=seed)
