@@ -18,6 +18,7 @@ from numpy.typing import NDArray
 from port import CopyMode, Machine, machine_of
 from port import flood as flood  # for the files of NOT_YET
 
+from ds4c_runtime.counters import Now
 from ds4c_runtime.device.base import HostBytes
 from ds4c_runtime.device.copy_thread import CopyThread
 from ds4c_runtime.device.host_memory import HostMemory
@@ -424,6 +425,7 @@ def fake_engine(
     storage: Storage | None = None,
     copy_mode: CopyMode = CopyMode.DEVICE,
     device_type: type[FakeDevice] = FakeDevice,
+    now: Now = time.perf_counter,
     **manifest_options: int,
 ) -> Engine:
     """An engine on the fake device, without any file.
@@ -442,6 +444,7 @@ def fake_engine(
         storage: where sessions are kept.
         copy_mode: where snapshots are kept.
         device_type: class of the device.
+        now: what times are taken by.
         **manifest_options: see `small_manifest`, such as `context`, `horizon` or `vocab_size`.
     """
     manifest = manifest or small_manifest(**manifest_options)
@@ -459,4 +462,5 @@ def fake_engine(
         max_resident=max_resident,
         storage=storage,
         copy_mode=copy_mode,
+        now=now,
     )

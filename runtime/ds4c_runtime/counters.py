@@ -8,12 +8,14 @@ from __future__ import annotations
 
 import threading
 from bisect import bisect_left
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import accumulate, product
 from typing import NamedTuple
 
 from ds4c_runtime.reports import RebuildReason, RewindCause, RewindKind, RewindReport
 
+Now = Callable[[], float]
+"""A clock: seconds from any beginning, which only grow."""
 Labels = tuple[str, ...]
 """Values of a family's labels, in the order of their names."""
 SECONDS = (1e-5, 1e-4, 1e-3, 3e-3, 1e-2, 3e-2, 0.1, 0.3, 1.0, 3.0, 10.0, 30.0, 100.0, 300.0, 1000.0)

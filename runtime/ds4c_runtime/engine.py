@@ -277,6 +277,7 @@ class Engine(SessionCalls):
             self.counters,
             on_rewind=lambda report: self._count_rewind(entry, report),
             is_temporary=entry.is_temporary,
+            now=self._now,
         )
 
         def body() -> Body[Finished]:

@@ -9,7 +9,7 @@ from concurrent.futures import Future
 from dataclasses import dataclass
 from typing import TypeVar
 
-from ds4c_runtime.counters import Counters
+from ds4c_runtime.counters import Counters, Now
 from ds4c_runtime.device.base import Device
 from ds4c_runtime.errors import (
     DrainingError,
@@ -64,6 +64,7 @@ class EngineCore:
         copy_mode: CopyMode = CopyMode.DEVICE,
         max_resident: int | None = None,
         storage: Storage | None = None,
+        now: Now = time.perf_counter,
     ) -> None:
         """Allocate state and start the worker.
 
@@ -79,6 +80,7 @@ class EngineCore:
             copy_mode: where snapshots are kept.
             max_resident: slots, that is sessions whose state is in memory at once; by default `max_sessions`.
             storage: where sessions are kept beyond the life of the engine; `None`: nowhere.
+            now: what times of steps, rewinds and generations are taken by.
 
         Raises:
             StoreFailedError: the folder of `storage` cannot be used.
@@ -99,6 +101,7 @@ class EngineCore:
         self.limits = EngineLimits(max_sessions, slots, running, max_queue, memory)
         self.counters = Counters()
         self.failure: RuntimeFailure | None = None
+        self._now = now
         self._store = StateStore(
             manifest,
             device,
@@ -108,7 +111,7 @@ class EngineCore:
             copy_mode=copy_mode,
             counters=self.counters,
         )
-        self._stepper = Stepper(manifest, device, self._store)
+        self._stepper = Stepper(manifest, device, self._store, now)
         self._registry = Registry(max_sessions)
         sha256 = "" if tokenizer is None else tokenizer.sha256
         self._stored = None if storage is None else SessionStore(manifest, self._counting(storage), sha256)
@@ -174,9 +177,9 @@ class EngineCore:
             self._registry.release(entry)
 
     def _rebuild(self, session: Session, report: RewindReport) -> Body[RewindReport]:
-        started = time.perf_counter()
+        started = self._now()
         yield from rebuild_slices(session)
-        return rebuilt(report, session, report.restore_seconds + time.perf_counter() - started)
+        return rebuilt(report, session, report.restore_seconds + self._now() - started)
 
     def _count_rewind(self, entry: Entry, report: RewindReport) -> None:
         """Count a rewind or fork once: a deferred one when it is rebuilt, or replaced, or its session closed.

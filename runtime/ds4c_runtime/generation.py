@@ -7,11 +7,10 @@ from __future__ import annotations
 
 import secrets
 import threading
-import time
 from collections.abc import Callable
 from concurrent.futures import Future
 
-from ds4c_runtime.counters import Counters
+from ds4c_runtime.counters import Counters, Now
 from ds4c_runtime.errors import InvalidRequestError, NoProgressError
 from ds4c_runtime.manifest import Manifest
 from ds4c_runtime.progress import ProgressGuard
@@ -100,8 +99,9 @@ class Generation:
 class Clock:
     """Times of a generation."""
 
-    def __init__(self) -> None:
-        self.submitted = time.perf_counter()
+    def __init__(self, now: Now) -> None:
+        self._now = now
+        self.submitted = now()
         self.begun = self.submitted
         self.rewind = 0.0
         self.prefill = 0.0
@@ -110,7 +110,7 @@ class Clock:
 
     def token(self) -> None:
         """A token was chosen."""
-        self.last_token = time.perf_counter()
+        self.last_token = self._now()
         if self.first_token is None:
             self.first_token = self.last_token
 
@@ -120,7 +120,7 @@ class Clock:
         if self.first_token is None or self.last_token is None:
             return Timing(queue, self.prefill, rewind=self.rewind)
         first, last = self.first_token, self.last_token
-        tail = time.perf_counter() - last
+        tail = self._now() - last
         return Timing(queue, self.prefill, first - self.submitted, last - first, self.rewind, tail)
 
 
@@ -137,6 +137,7 @@ class GenerationRun:
         *,
         on_rewind: OnRewind,
         is_temporary: bool,
+        now: Now,
     ) -> None:
         """Prepare; `on_rewind` gets every report once, when nothing is added to it any more."""
         self._request = request
@@ -153,7 +154,8 @@ class GenerationRun:
         self._text = TokenText(tokenizer if needs_text else None, stop.strings)
         self._tail = TokenText(tokenizer) if stop.at_tool_call_end else None
         self._tail_text = ""
-        self._clock = Clock()
+        self._now = now
+        self._clock = Clock(now)
         self._guard = ProgressGuard()
         self._rewinds: list[RewindReport] = []
         self._handed_over = 0
@@ -171,15 +173,15 @@ class GenerationRun:
             session.timeline.guard = None
 
     def _body(self, session: Session) -> Body[Finished]:
-        self._clock.begun = time.perf_counter()
+        self._clock.begun = self._now()
         handle = self._handle
         yield from self._reach_start(session)
         if handle.is_cancelled:
             return self._finished(session, FinishReason.CANCELLED)
         self._start(session)
-        started = time.perf_counter()
+        started = self._now()
         yield from self._prefill(session)
-        self._clock.prefill = time.perf_counter() - started
+        self._clock.prefill = self._now() - started
         if not self._is_temporary and self._request.tokens and session.position == self._input:
             session.keep_snapshot(SnapshotOrigin.PROMPT_END)
         if session.position < self._input or handle.is_cancelled:
@@ -197,7 +199,7 @@ class GenerationRun:
 
     def _reach_start(self, session: Session) -> Body[None]:
         """Rewind if asked to; rebuild if the state is invalid."""
-        started = time.perf_counter()
+        started = self._now()
         to = self._request.rewind_to
         if to is not None:
             session.check_rewind(to)
@@ -209,7 +211,7 @@ class GenerationRun:
         try:
             yield from rebuild_slices(session, lambda: self._handle.is_cancelled)
         finally:
-            self._clock.rewind = seconds = time.perf_counter() - started
+            self._clock.rewind = seconds = self._now() - started
             self._rewinds.append(rebuilt(report, session, seconds))
 
     def _start(self, session: Session) -> None:

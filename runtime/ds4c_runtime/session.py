@@ -6,7 +6,6 @@ gets there is `timeline.py`. Not thread-safe: the engine's worker thread, or a t
 
 from __future__ import annotations
 
-import time
 from collections.abc import Generator
 from contextlib import suppress
 from typing import TypeVar
@@ -93,7 +92,7 @@ class Session(SessionBase):
             BackendFailedError: the device failed in a rebuild; the history ends at `to`, the state is
                 invalid.
         """
-        started = time.perf_counter()
+        started = self._executor.now()
         line = self._line
         position = len(line.history)
         kind = line.near(to, position) if 0 <= to <= position else None
@@ -103,7 +102,7 @@ class Session(SessionBase):
         if kind is _IN_PLACE:
             line.shorten(to, keep_state=True)
             line.epoch += 1
-        seconds = time.perf_counter() - started
+        seconds = self._executor.now() - started
         report = RewindReport(kind, cause, _NOT_REBUILT, position, to, to, 0, seconds, 0.0)
         self.last_rewind = report
         return report
@@ -112,13 +111,13 @@ class Session(SessionBase):
         self, to: int, cause: RewindCause, max_replay_tokens: int | None, defer: bool
     ) -> RewindReport:
         """By a snapshot, a snapshot and a replay, or a rebuild."""
-        started = time.perf_counter()
+        started = self._executor.now()
         self._require_open()
         plan = self.plan_rewind(to) if defer else self.check_rewind(to, max_replay_tokens)
         source = self.position
         self._line.shorten(to, keep_state=False)
         self._line.epoch += 1
-        seconds = time.perf_counter() - started
+        seconds = self._executor.now() - started
         is_later = defer and plan.replay_tokens > 0
         report = RewindReport(
             RewindKind.DEFERRED if is_later else plan.kind,
@@ -127,7 +126,7 @@ class Session(SessionBase):
         self.last_rewind = report
         if not is_later:
             self.rebuild()
-            report = self.recovered(report, time.perf_counter() - started)
+            report = self.recovered(report, self._executor.now() - started)
             self.last_rewind = report
         return report
 
@@ -212,7 +211,7 @@ class Session(SessionBase):
         return child, report
 
     def _fill(self, child: Session, at: int, defer: bool) -> RewindReport:
-        started = time.perf_counter()
+        started = self._executor.now()
         line = child.timeline
         line.history.replace(self._line.history.prefix(at))
         line.store.snapshots.share(self._line.ring, line.ring, at)
@@ -225,7 +224,7 @@ class Session(SessionBase):
             line.check_recovery_room(line.ring.base(at), at)
         is_later = defer and plan.replay_tokens > 0
         kind = RewindKind.IN_PLACE if is_copy else RewindKind.DEFERRED if is_later else plan.kind
-        seconds = time.perf_counter() - started
+        seconds = self._executor.now() - started
         report = RewindReport(
             kind, RewindCause.BRANCH, plan.rebuild_reason, self.position, at, plan.base_position, 0, seconds,
             0.0, plan.snapshot_id,
@@ -233,7 +232,7 @@ class Session(SessionBase):
         if is_copy or is_later:
             return report
         child.rebuild()
-        return child.recovered(report, time.perf_counter() - started)
+        return child.recovered(report, self._executor.now() - started)
 
     def snapshots(self) -> list[SnapshotInfo]:
         """Retained snapshots, by position; also those of branches that were left."""
@@ -373,7 +372,7 @@ class Session(SessionBase):
             UnknownSnapshotError: none of that id; nothing has changed.
             BackendFailedError: the device failed; the history is that of the snapshot, the state is invalid.
         """
-        started = time.perf_counter()
+        started = self._executor.now()
         self._require_open()
         entry, line, source = self._entry(snapshot_id), self._line, self.position
         if entry in line.ring.branch:
@@ -390,7 +389,7 @@ class Session(SessionBase):
                 "failed; the session is rebuilt from its history on next use"
             )
         self.last_rewind = self.last_rewind._replace(
-            kind=RewindKind.SNAPSHOT, restore_seconds=time.perf_counter() - started
+            kind=RewindKind.SNAPSHOT, restore_seconds=self._executor.now() - started
         )
         return self.last_rewind
 

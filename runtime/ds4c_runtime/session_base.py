@@ -5,7 +5,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Sequence
 
 import numpy as np
@@ -168,12 +167,12 @@ class SessionBase:
         if self.position == 0:
             return None
         if self._line.saved_logits() is None:
-            started = time.perf_counter()
+            started = self._executor.now()
             self._line.evaluate_last_again()
             self.logits_replayed += 1
             if self.last_rewind is not None:
                 self.last_rewind = self.last_rewind._replace(
-                    replayed_tokens=1, replay_seconds=time.perf_counter() - started
+                    replayed_tokens=1, replay_seconds=self._executor.now() - started
                 )
         return self._line.saved_logits()
 

@@ -13,6 +13,7 @@ from typing import cast
 import numpy as np
 from numpy.typing import NDArray
 
+from ds4c_runtime.counters import Now
 from ds4c_runtime.device.base import SINGLE, Arena, Device, HostBytes
 from ds4c_runtime.errors import BackendFailedError, InvalidRequestError
 from ds4c_runtime.launches import Extent
@@ -143,8 +144,12 @@ class StepIo:
 class Stepper:
     """Runs steps and forks of one artifact on one device."""
 
-    def __init__(self, manifest: Manifest, device: Device, store: StateStore) -> None:
+    def __init__(
+        self, manifest: Manifest, device: Device, store: StateStore, now: Now = time.perf_counter
+    ) -> None:
+        """`now` is what the times of steps, rewinds and forks are taken by."""
         self.manifest = manifest
+        self.now = now
         self.rates = Rates()
         self._device = device
         self._store = store
@@ -185,7 +190,7 @@ class Stepper:
         counts = [len(s.logit_rows()) if s.marks else s.wanted for s in segments]
         self.check(rows, len(segments), sum(counts))
         self._io.fill(segments)
-        started = time.perf_counter()
+        started = self.now()
         self._call(
             "step",
             [
@@ -198,7 +203,7 @@ class Stepper:
             ],
             Extent(rows, max(s.position + len(s.tokens) for s in segments)),
         )
-        self.rates.record(rows, time.perf_counter() - started)
+        self.rates.record(rows, self.now() - started)
         logits = self._io.logits[: sum(counts)].copy()
         ends = np.cumsum(counts).tolist()
         return [logits[end - count : end] for end, count in zip(ends, counts, strict=True)]

@@ -12,7 +12,6 @@ missing; the logits there came with the rows.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
@@ -228,7 +227,7 @@ class Timeline:
         Raises:
             BackendFailedError: the device failed; the state is invalid.
         """
-        started = time.perf_counter()
+        started = self.executor.now()
         pool, position = self.store.snapshots, snapshot.position
         self.forget_state()
         try:
@@ -255,7 +254,7 @@ class Timeline:
         self.store.attach(self.lease, snapshot.pages)
         self.evaluated = self.high_water = self.floor = position
         self._rows[position] = logits
-        seconds = time.perf_counter() - started
+        seconds = self.executor.now() - started
         self.executor.rates.record_restore(snapshot.bytes, seconds)
         self.recovery = Recovery(position, snapshot.snapshot_id, seconds)
         return True

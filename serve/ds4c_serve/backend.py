@@ -14,9 +14,9 @@ T = TypeVar("T")
 class Backend:
     """Holds the engine that all services share, and counts their calls."""
 
-    def __init__(self) -> None:
+    def __init__(self, calls: CallCounters) -> None:
         self._engine: Engine | None = None
-        self.calls = CallCounters()
+        self.calls = calls
 
     def attach(self, engine: Engine) -> None:
         """Start to serve with a loaded engine; called once."""

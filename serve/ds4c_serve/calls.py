@@ -1,13 +1,17 @@
 """Counts of the calls that clients made, whatever became of them."""
 
-from ds4c_runtime.counters import SECONDS, Counter, Histogram
+import time
+
+from ds4c_runtime.counters import SECONDS, Counter, Histogram, Now
 from ds4c_runtime.errors import RuntimeFailure
 
 
 class CallCounters:
     """One record for each call that named a method of ours, refused ones included. Thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, now: Now = time.monotonic) -> None:
+        """`now` is what the times of calls are taken by."""
+        self.now = now
         self.requests = Counter(
             "requests", "Calls by method, status code and reason.", ["api", "code", "reason"]
         )

@@ -6,7 +6,6 @@ Handlers are written as if nothing could fail; `unary` and `streaming` wrap them
 
 import asyncio
 import functools
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from typing import Any, TypeVar, cast
 
@@ -81,7 +80,7 @@ class CallRecord:
         self._context = context
         self._session_id: str = getattr(request, "session_id", "")
         self._request_id = request_id(request, context)
-        self._started = time.monotonic()
+        self._started = calls.now()
 
     async def begin(self) -> None:
         """Send the request id back, ahead of the answer.
@@ -116,7 +115,7 @@ class CallRecord:
 
     def end(self, code: str, reason: str = "", **facts: object) -> None:
         """Count the call and write its log line; never the text of a prompt or an answer."""
-        seconds = time.monotonic() - self._started
+        seconds = self._calls.now() - self._started
         self._calls.record(self._method, code, reason, seconds)
         if reason:
             facts = {"reason": reason, **facts}

@@ -11,6 +11,7 @@ import os
 import signal
 import ssl
 import sys
+import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,10 +21,12 @@ import grpc
 from grpc_health.v1 import health, health_pb2, health_pb2_grpc
 from grpc_reflection.v1alpha import reflection
 
+from ds4c_runtime.counters import Now
 from ds4c_runtime.engine import Engine
 from ds4c_runtime.errors import InvalidRequestError, RuntimeFailure
 from ds4c_serve.auth import Authenticator, AuthInterceptor
 from ds4c_serve.backend import Backend
+from ds4c_serve.calls import CallCounters
 from ds4c_serve.decode import DecodeInterceptor
 from ds4c_serve.inference import InferenceService
 from ds4c_serve.listen import UNIX_PREFIX, Address, bind, check_exposure
@@ -145,8 +148,8 @@ def server_options() -> list[tuple[str, int]]:
 class Server:
     """One gRPC server over one engine; `start`, `load`, then `drain`. For use on one event loop."""
 
-    def __init__(self, config: ServerConfig):
-        """Check the configuration; opens nothing.
+    def __init__(self, config: ServerConfig, now: Now = time.monotonic):
+        """Check the configuration; opens nothing. `now` is what the times of calls are taken by.
 
         Raises:
             InvalidRequestError: an address is open to other machines and nothing checks who calls, or a
@@ -161,7 +164,7 @@ class Server:
                 config.metrics, has_tokens=has_tokens, has_client_ca=has_client_ca, field="metrics_listen"
             )
         self._config = config
-        self._backend = Backend()
+        self._backend = Backend(CallCounters(now))
         authenticator = Authenticator(config.tokens)
         self._inference = InferenceService(self._backend, authenticator)
         self._sessions = SessionService(self._backend, authenticator)

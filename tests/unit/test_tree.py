@@ -68,6 +68,23 @@ def test_every_package_folder_has_an_init() -> None:
     assert lacking == []
 
 
+def test_files_of_packages_that_are_no_python_are_in_the_wheel() -> None:
+    tool = tomllib.loads((ROOT / "pyproject.toml").read_text())["tool"]["setuptools"]
+    patterns = [
+        pattern if package == "*" else f"{package.replace('.', '/')}/{pattern}"
+        for package, every in tool["package-data"].items()
+        for pattern in every
+    ]
+    roots = [root for root in tool["packages"]["find"]["where"] if root != "."]
+    left_out: list[str] = []
+    for file in tracked_files():
+        inside = file.relative_to(file.parts[0]) if file.parts[0] in roots else file
+        if inside.parts[0].startswith("ds4c") and len(inside.parts) > 1 and inside.suffix != ".py":
+            if not any(inside.match(pattern) for pattern in patterns):
+                left_out.append(str(file))
+    assert left_out == []
+
+
 def test_machine_path_pattern() -> None:
     for text in ("/".join(["", "work", "main"]), "../" + "shared" + "/design", "see `" + "shared" + "/x`"):
         assert MACHINE_PATHS.search(text), text

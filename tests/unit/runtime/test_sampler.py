@@ -58,6 +58,36 @@ def test_top_k_top_p_min_p() -> None:
     assert drawn(SamplingParams(temperature=0.05), row) == {0}
 
 
+FLAT = np.zeros(8, np.float32)
+"""Eight tokens of exactly an eighth: sums are exact, so that a tie with a bound is a tie."""
+BIT = 2**-20
+
+
+@pytest.mark.parametrize("count", range(1, 8))
+def test_top_p_that_is_reached_exactly_keeps_no_more(count: int) -> None:
+    for top_p, kept in ((count / 8 - BIT, count), (count / 8, count), (count / 8 + BIT, count + 1)):
+        assert drawn(SamplingParams(temperature=1, top_p=top_p), FLAT) == set(range(kept))
+
+
+def test_min_p_keeps_what_has_exactly_its_share() -> None:
+    row = logits(0, -1, -1, -2)
+    shares = np.exp(row.astype(np.float64))
+    for share, kept, kept_above in ((shares[1], {0, 1, 2}, {0}), (shares[3], {0, 1, 2, 3}, {0, 1, 2})):
+        assert drawn(SamplingParams(temperature=1, min_p=float(share)), row) == kept
+        assert drawn(SamplingParams(temperature=1, min_p=float(np.nextafter(share, 1))), row) == kept_above
+    assert drawn(SamplingParams(temperature=1, min_p=1), row) == {0}
+
+
+def test_of_equal_tokens_the_lower_ids_are_kept() -> None:
+    """At the border of top_k, and of top_p, which is a share of what top_k has left."""
+    for count in (1, 2, 5, 7, 8):
+        assert drawn(SamplingParams(temperature=1, top_k=count), FLAT) == set(range(count))
+    assert drawn(SamplingParams(temperature=1, top_k=9), FLAT) == set(range(8))
+    assert drawn(SamplingParams(temperature=1, top_k=4, top_p=0.5), FLAT) == {0, 1}
+    assert drawn(SamplingParams(temperature=1, min_p=1), FLAT) == set(range(8))
+    assert drawn(SamplingParams(temperature=1, top_k=2), logits(1, 3, 2, 2)) == {1, 2}
+
+
 def test_frequencies_follow_the_distribution() -> None:
     row = np.log(np.array([0.6, 0.3, 0.1], np.float32))
     for temperature, expected in ((1.0, [0.6, 0.3, 0.1]), (2.0, [0.4729, 0.3344, 0.1931])):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Sequence
 
@@ -344,10 +345,42 @@ def test_snapshots_take_at_most_a_quarter_and_never_the_pages_of_a_session() -> 
     assert plan.snapshots == 2 * default_session_bytes(manifest)
 
 
-@pytest.mark.parametrize("context", [32, 256, 4_096, 16_384, 131_072])
-def test_the_default_budget_holds_what_the_rule_keeps(context: int) -> None:
+def most_kept(context: int, interval: int) -> int:
+    """The most snapshots that the rule of spacing keeps of a session while it grows, counted one by one.
+
+    Every interval of the last 8,192 tokens, and before it those without which the last target above would
+    replay more than an eighth of its distance.
+    """
+    held: list[int] = []
+    most = 0
+    for end in range(interval, context + 1, interval):
+        kept = [end]
+        for below, here in reversed(list(itertools.pairwise([0, *held]))):
+            replay, distance = kept[0] - 1 - below, end - kept[0] + 1
+            if replay >= interval and not (distance > 8_192 and 8 * replay <= distance):
+                kept.insert(0, here)
+        held = kept
+        most = max(most, len(held))
+    return most
+
+
+@pytest.mark.parametrize(
+    ("context", "count"),
+    [
+        # One an interval, one that is being taken, and two at the border of the dense part.
+        (32, 1 + 3),
+        (256, 2 + 3),
+        (4_096, 32 + 3),
+        (8_192, 64 + 3),
+        # Before it at most two for each factor of 8/7: 2 ln 2 / ln(8/7) = 10.4, 2 ln 16 / ln(8/7) = 41.5.
+        (16_384, 64 + 10 + 3),
+        (131_072, 64 + 41 + 3),
+    ],
+)
+def test_the_default_budget_holds_what_the_rule_keeps_and_little_more(context: int, count: int) -> None:
+    """Also the last eight turn ends and the one that is being taken, each as large as any snapshot."""
     manifest: Manifest = small_manifest(context=context, page_tokens=32 if context == 32 else 128)
     layout = SnapshotLayout(manifest)
-    aligned = layout.parts(context // layout.interval * layout.interval).total
-    count = default_session_bytes(manifest) // aligned
-    assert count >= min(context, 8_192) // layout.interval + 8
+    aligned = layout.parts(context).total
+    assert default_session_bytes(manifest) == count * aligned + (8 + 1) * layout.largest()
+    assert count - 10 <= most_kept(context, 32 if context == 32 else 128) <= count - 3

@@ -113,6 +113,72 @@ def test_the_last_tokens_are_dense_and_the_rest_is_geometric(interval: int) -> N
     check_rule(ring, 100_000, interval)
 
 
+# ---------------------------------------------------------------- exactly what is kept, no more and no less
+
+DENSE = 8_192
+
+
+def needed(held: Sequence[int], position: int, interval: int = INTERVAL) -> list[int]:
+    """What the rule keeps of some positions, by its words: all in the dense part, few before it.
+
+    From the top: the newest stays, and one below goes if the last target above it, one token below what
+    stays, replays at most an eighth of its distance from the one below.
+    """
+    kept = [held[-1]]
+    for below, here in reversed(list(itertools.pairwise([0, *held[:-1]]))):
+        target = kept[0] - 1
+        distance, replay = position - target, target - below
+        if replay >= interval and not (distance > DENSE and 8 * replay <= distance):
+            kept.insert(0, here)
+    return kept
+
+
+def test_what_is_kept_of_20479_tokens() -> None:
+    """By hand. The target 12,287 is 8,192 back, still dense: 12,160 stays, which is 8,320 back from its last.
+
+    From there gaps are multiples of 128 whose replay, one less, is at most an eighth: 8 x 128 for 8,320 / 8 =
+    1,040, then 9 for 1,168, 10 for 1,312, 11 for 1,472, 12, 14, 16, and from 1,920 an eighth reaches to 0.
+    """
+    ring = SnapshotRing(INTERVAL)
+    for position in range(128, 20_480, 128):
+        ring.add(entry_at(position))
+    thin(ring, 20_479)
+    sparse = [1_920, 3_968, 5_760, 7_296, 8_704, 9_984, 11_136]
+    assert [p for p in range(20_480) if ring.at(p)] == [*sparse, *range(12_160, 20_480, 128)]
+
+
+@pytest.mark.parametrize("interval", [32, 128, 256])
+def test_nothing_is_kept_that_the_rule_does_not_need(interval: int) -> None:
+    """Lengths of every remainder: of an eighth, of the interval, and on both sides of the dense border."""
+    for position in range(20_000, 20_000 + 2 * interval + 9, 1 if interval < 256 else 7):
+        held = list(range(interval, position + 1, interval))
+        ring = SnapshotRing(interval)
+        for at in held:
+            ring.add(entry_at(at))
+        thin(ring, position)
+        assert [p for p in held if ring.at(p)] == needed(held, position, interval), position
+
+
+@pytest.mark.parametrize("chunk", [37, 500, 2_048])
+def test_a_session_that_grows_keeps_what_the_rule_needs_of_what_it_had(chunk: int) -> None:
+    ring, held = SnapshotRing(INTERVAL), list[int]()
+    for end in range(chunk, 40_000, chunk):
+        extend(ring, end - chunk, end)
+        for position in range(((end - chunk) // INTERVAL + 1) * INTERVAL, end + 1, INTERVAL):
+            held = needed([*held, position], end)
+        assert len(ring) == len(held)
+        assert all(ring.at(p) for p in held), end
+
+
+def test_of_turn_ends_the_last_eight_stay_and_no_more() -> None:
+    """Twelve within one interval, where the spacing needs none of them."""
+    ring = SnapshotRing(INTERVAL)
+    for position in range(10, 130, 10):
+        ring.add(entry_at(position, SnapshotOrigin.TURN_END))
+        thin(ring, position)
+    assert [p for p in range(130) if ring.at(p)] == list(range(50, 130, 10))
+
+
 def test_ends_of_the_last_turns_stay() -> None:
     ring, ends = SnapshotRing(INTERVAL), []
     position = 0

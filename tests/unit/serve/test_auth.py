@@ -77,6 +77,50 @@ def test_token_file_that_is_empty_or_open_to_others_is_refused(
         read_tokens(path)
 
 
+# Reading by the group is let through, everything else that is not the owner's is not.
+OPEN = [0o620, 0o610, 0o602, 0o601, 0o604, 0o644, 0o622, 0o660, 0o666, 0o640 | 0o020, 0o650, 0o700 | 0o010]
+
+
+@pytest.mark.parametrize("mode", OPEN, ids=oct)
+def test_a_token_file_that_others_can_use_is_refused(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(FIRST)
+    path.chmod(mode)
+
+    with pytest.raises(InvalidRequestError, match=f"got mode {mode:o}; chmod 600 it"):
+        read_tokens(path)
+
+
+@pytest.mark.parametrize("mode", [0o400, 0o600, 0o700, 0o440, 0o640], ids=oct)
+def test_a_token_file_that_others_cannot_write_or_see_is_read(tmp_path: Path, mode: int) -> None:
+    path = tmp_path / "tokens"
+    path.write_text(FIRST)
+    path.chmod(mode)
+
+    assert read_tokens(path) == [FIRST]
+
+
+@pytest.mark.parametrize(("length", "is_allowed"), [(0, False), (1, False), (7, False), (8, True), (9, True)])
+def test_a_token_has_at_least_8_characters(length: int, is_allowed: bool) -> None:
+    token = "0123456789"[:length]
+    if is_allowed:
+        assert Authenticator([token]).check(f"Bearer {token}")
+        return
+    with pytest.raises(InvalidRequestError, match=f"expected at least 8 .*, got {length} characters"):
+        Authenticator([token])
+
+
+@pytest.mark.parametrize("character", ["!", "~"])
+def test_the_first_and_last_printable_character_are_allowed(character: str) -> None:
+    assert Authenticator([character * 8]).check(f"Bearer {character * 8}")
+
+
+@pytest.mark.parametrize("character", [" ", "\x7f", "\x1f", "\u00a1"])
+def test_characters_beyond_printable_ascii_are_refused(character: str) -> None:
+    with pytest.raises(InvalidRequestError, match="printable ASCII"):
+        Authenticator([f"1234{character}5678"])
+
+
 def test_absent_token_file_is_named(tmp_path: Path) -> None:
     with pytest.raises(InvalidRequestError, match="absent"):
         read_tokens(tmp_path / "absent")

@@ -16,11 +16,12 @@ from urllib.error import HTTPError
 import grpc
 import pytest
 from fake_executable import fake_engine
+from manual_clock import RESTORE, STEP, ManualClock, timed
 from prometheus_client.parser import text_string_to_metric_families
 from unit.serve.grpc_harness import Serving, collect, failure, run
 from unit.serve.test_server import make_certificates
 
-from ds4c_runtime.counters import Counter
+from ds4c_runtime.counters import Counter, Now
 from ds4c_runtime.errors import InvalidRequestError
 from ds4c_serve.auth import Authenticator
 from ds4c_serve.listen import ListenError, parse_address
@@ -58,11 +59,13 @@ def samples(text: str) -> Samples:
 
 
 @contextlib.asynccontextmanager
-async def serving(*, tokens: tuple[str, ...] = (), **options: Any) -> AsyncIterator[tuple[Serving, str]]:
-    """A server with metrics, and their URL."""
-    server = Server(ServerConfig((ANYWHERE,), tokens=tokens, metrics=ANYWHERE))
+async def serving(
+    *, tokens: tuple[str, ...] = (), now: Now = time.monotonic, **options: Any
+) -> AsyncIterator[tuple[Serving, str]]:
+    """A server with metrics, and their URL; `now` is the clock of the server and of its engine."""
+    server = Server(ServerConfig((ANYWHERE,), tokens=tokens, metrics=ANYWHERE), now)
     (target,) = await server.start()
-    engine = await server.load(lambda: fake_engine(**options))
+    engine = await server.load(lambda: fake_engine(now=now, **options))
     try:
         async with grpc.aio.insecure_channel(target) as channel:
             yield Serving(server, engine, target, channel, tokens[0] if tokens else ""), server.metrics_url
@@ -143,6 +146,43 @@ def test_a_scrape_says_what_was_done() -> None:
             found = await scrape(url)
             assert found["snapshots{state=pinned}"] == 1
             assert found["snapshots{state=live}"] == len(snapshots.snapshots) - 1
+
+    run(scenario())
+
+
+def test_a_scrape_says_how_long_things_took() -> None:
+    """By a clock that the device moves: each sum to the bit, each bucket on the right side of its bound."""
+    clock = ManualClock()
+
+    async def scenario() -> None:
+        async with serving(horizon=6, now=clock, device_type=timed(clock)) as (s, url):
+            await s.open("a")
+            await s.prefill("a", tuple(range(10, 50)))  # two steps; snapshots at 32 and 40
+            await collect(s.generate("a", tuple(range(60, 90)), max_tokens=5))  # two steps, then one a token
+            await s.sessions.Rewind(pb.RewindRequest(session_id="a", drop_tokens=3))
+            await s.sessions.Rewind(pb.RewindRequest(session_id="a", to_position=40))
+            await s.sessions.Rewind(pb.RewindRequest(session_id="a", to_position=31))
+            found = await scrape(url)
+            expected = {
+                "ttft_seconds_sum": 2 * STEP,
+                "ttft_seconds_bucket{le=1.0}": 0,
+                "ttft_seconds_bucket{le=3.0}": 1,
+                "tail_seconds_sum": STEP,
+                "tail_seconds_bucket{le=0.3}": 0,
+                "tail_seconds_bucket{le=1.0}": 1,
+                "rewind_seconds_sum{kind=in_place}": 0,
+                "rewind_seconds_count{kind=in_place}": 1,
+                "rewind_seconds_sum{kind=snapshot}": RESTORE,
+                "rewind_seconds_sum{kind=rebuild}": 2 * STEP,
+                "request_seconds_sum{api=OpenSession}": 0,
+                "request_seconds_sum{api=Generate}": 2 * STEP + (2 + 5) * STEP,
+                "request_seconds_sum{api=Rewind}": RESTORE + 2 * STEP,
+                "request_seconds_bucket{api=Rewind,le=1e-05}": 1,
+                "request_seconds_bucket{api=Rewind,le=0.3}": 2,
+                "request_seconds_bucket{api=Rewind,le=1.0}": 2,
+                "request_seconds_bucket{api=Rewind,le=3.0}": 3,
+            }
+            assert {key: found.get(key) for key in expected} == expected
 
     run(scenario())
 
