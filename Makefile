@@ -11,12 +11,13 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check
 PYTEST := $(BIN)/python -m pytest -q
 
 .DEFAULT_GOAL := help
-.PHONY: help setup host gpu-tools oracle peers peers-table demo bench lint format test test-more test-full golden proto clean distclean
+.PHONY: help setup host gpu-tools oracle peers peers-table demo bench lint format test test-more test-full mutants golden proto clean distclean
 
 help:
 	@echo "make demo     set up .venv, build the bundled model for cpu, serve it, drive it with a gRPC client"
 	@echo "make test     set up .venv, lint, types, import rules, all tests"
 	@echo "make test-full    make test and the long forms of some tests: walks of 10,000 operations and the like"
+	@echo "make mutants  planted faults that the fast tests have to find; RANDOM=200 SEED=1, ONLY=M01,M22, SLOW=1, JOBS=2"
 	@echo "make setup    only .venv            make lint     ruff, basedpyright, import rules"
 	@echo "make gpu-tools    NVRTC and LLD, which make binaries of kernels for GPUs; make test asks for them"
 	@echo "make oracle   torch and transformers for live parity tests (CPU build only)"
@@ -92,6 +93,11 @@ test-more: setup
 # What takes many minutes each; by hand.
 test-full: setup
 	$(PYTEST) -m full
+
+# Exit code 1 if a fault is not found. RANDOM=N plants changes of N random lines instead of the catalogue.
+mutants: setup
+	PYTHONHASHSEED=0 $(BIN)/python -m tools.mutants --jobs $(or $(JOBS),2) $(if $(ONLY),--only $(ONLY)) \
+	  $(if $(RANDOM),--random $(RANDOM) --seed $(or $(SEED),0)) $(if $(SLOW),--slow)
 
 golden: setup
 	$(BIN)/python tools/golden/make_golden.py
