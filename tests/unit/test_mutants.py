@@ -140,6 +140,16 @@ def test_what_stays_as_it_is() -> None:
     assert {edit.line for edit in edits_of(SMALL, ["Box.tell"])} & {33, 34, 35} == set()
 
 
+@pytest.mark.parametrize("name", ["extents.py", "guards.py", "stops.py"])
+def test_every_change_of_a_module_gives_another_module(name: str) -> None:
+    source = (ROOT / "runtime" / "ds4c_runtime" / name).read_text()
+    before = ast.dump(ast.parse(source))
+    found = edits_of(source)
+    assert len(found) > 30
+    for edit in found:
+        assert ast.dump(ast.parse(edit.applied(source))) != before, edit
+
+
 def test_random_changes_are_repeated_by_their_seed() -> None:
     edits = {"a.py": edits_of(SMALL), "b.py": edits_of(SMALL, ["Box"])}
     picked = choose(edits, 12, 1)

@@ -48,10 +48,7 @@ def edits_of(source: str, left_out: Collection[str] = ()) -> list[Edit]:
     Docstrings, annotations, decorators, texts of errors and logs, asserts, `__repr__` and what only a type
     checker sees stay as they are, and so do the functions and classes in `left_out` (`Class.name` or `name`).
     """
-    tree = ast.parse(source)
-    found = [*_Finder(source, left_out).walk(tree)]
-    before = ast.dump(tree)
-    return [edit for edit in found if _changes(edit.applied(source), before)]
+    return [*_Finder(source, left_out).walk(ast.parse(source))]
 
 
 def choose(edits: dict[str, Sequence[Edit]], count: int, seed: int) -> list[tuple[str, Edit]]:
@@ -71,13 +68,6 @@ def choose(edits: dict[str, Sequence[Edit]], count: int, seed: int) -> list[tupl
             if not lines[key]:
                 del lines[key]
     return taken
-
-
-def _changes(source: str, before: str) -> bool:
-    try:
-        return ast.dump(ast.parse(source)) != before
-    except (SyntaxError, ValueError):
-        return False
 
 
 class _Finder:
@@ -240,9 +230,7 @@ def _results(node: ast.FunctionDef | ast.AsyncFunctionDef) -> Iterator[tuple[ast
     for inner in ast.walk(node):
         if not isinstance(inner, ast.Return) or inner.value is None:
             continue
-        if kind == "bool":
-            yield inner.value, f"not ({ast.unparse(inner.value)})", "result"
-        elif kind in ("int", "float"):
-            yield inner.value, "0", "result"
-        else:
-            yield inner.value, "None", "result"
+        before = ast.unparse(inner.value)
+        after = f"not ({before})" if kind == "bool" else "0" if kind in ("int", "float") else "None"
+        if after != before:
+            yield inner.value, after, "result"

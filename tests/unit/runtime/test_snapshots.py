@@ -13,6 +13,7 @@ from fake_oracle import FakeOracle, random_tokens
 from ds4c_runtime.errors import (
     BackendFailedError,
     InvalidRequestError,
+    MemoryBudgetError,
     PositionOutOfRangeError,
     RewindTooDearError,
     RuntimeFailure,
@@ -168,6 +169,16 @@ def test_why_there_is_no_snapshot() -> None:
     assert other.plan_rewind(3).rebuild_reason is RebuildReason.NO_SNAPSHOT
     other.rewind(10, defer=True)
     assert other.plan_rewind(10).rebuild_reason is RebuildReason.SNAPSHOT_INVALIDATED
+
+
+def test_a_page_that_its_session_holds_is_not_free_without_its_snapshot() -> None:
+    machine = fake_machine(max_sessions=2, page_count=1)
+    one, other = machine.open(), machine.open()
+    one.prefill(GIVEN[:32])
+    with pytest.raises(MemoryBudgetError, match="expected 1 free pages of 32 tokens, got 0 of 1"):
+        other.prefill(GIVEN[:1])
+    assert [s.position for s in one.snapshots()] == [32], "given up in vain"
+    ORACLE.check(machine, one)
 
 
 def test_snapshots_change_neither_chunks_nor_bits() -> None:

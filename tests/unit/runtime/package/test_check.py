@@ -115,6 +115,15 @@ def test_code_that_is_not_what_the_plan_launches(
     assert message in line
 
 
+@pytest.mark.parametrize(("target", "variant"), [("cuda", "sm_90"), ("rocm", "gfx942")])
+def test_a_compiler_may_align_shared_memory_by_256_bytes(target: str, variant: str, tmp_path: Path) -> None:
+    """The plan says 64 bytes: 64 to 320 are right, one byte more is another kernel."""
+    manifest = with_code(target, variant, shared_bytes=320)(package(target)).write(tmp_path / "most")
+    assert 320 in {row.shared_bytes for row in check_package(tmp_path / "most", manifest)}
+    line = refused(with_code(target, variant, shared_bytes=321)(package(target)), tmp_path / "a")
+    assert "expected 64 bytes of shared memory, got 321 bytes" in line
+
+
 FAULTS: dict[str, tuple[str, Change, str]] = {
     # files
     "cubin missing": ("cuda", with_file("kernels.sm_90.cubin", None), "a file kernels.sm_90.cubin, got none"),
