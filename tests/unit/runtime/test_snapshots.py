@@ -181,6 +181,18 @@ def test_a_page_that_its_session_holds_is_not_free_without_its_snapshot() -> Non
     ORACLE.check(machine, one)
 
 
+def test_the_page_that_is_free_soonest_is_made_free() -> None:
+    """The first page is held by three snapshots, the last one by one: that one goes, and no other."""
+    machine = fake_machine(max_sessions=2, page_count=3)
+    one, other = machine.open(), machine.open()
+    one.prefill(GIVEN[:96])
+    one.rewind(0)
+    assert [s.position for s in one.snapshots()] == [32, 64, 96]
+    other.prefill(GIVEN[:1])
+    assert [s.position for s in one.snapshots()] == [32, 64]
+    ORACLE.check(machine, one, other)
+
+
 def test_snapshots_change_neither_chunks_nor_bits() -> None:
     """The rows of every step, and every logit, are those of a session without snapshots."""
     with_, without = fake_machine(), fake_machine(snapshot_bytes=0)
