@@ -213,6 +213,16 @@ def test_refused_rewinds_change_nothing() -> None:
     assert session.epoch == 1
 
 
+def test_the_epoch_counts_every_move_backwards() -> None:
+    session = fake_machine().open()
+    session.prefill(tokens(60))
+    epochs = [session.epoch]
+    for to in (58, 58, 30, 0, 0):  # in place, none, a rebuild, to the beginning, none
+        session.rewind(to)
+        epochs.append(session.epoch)
+    assert epochs == [0, 1, 1, 2, 3, 3]
+
+
 def test_no_op_rewind_keeps_epoch_and_logits() -> None:
     machine = fake_machine()
     session = machine.open()
@@ -239,6 +249,28 @@ def test_deferred_rewind_is_rebuilt_by_the_next_prefill() -> None:
     assert session.plan_rewind(30).rebuild_reason is RebuildReason.SNAPSHOT_INVALIDATED
     session.prefill([7])
     check(machine, session)
+
+
+def test_a_rebuild_ends_with_its_logits() -> None:
+    """Its last token is not run once more to have them."""
+    machine = fake_machine()
+    session = machine.open()
+    session.prefill(tokens(60))
+    assert session.rewind(30).kind is RewindKind.REBUILD
+    session.logits()
+    assert session.logits_replayed == 0
+    check(machine, session)
+
+
+def test_a_deferred_fork_says_so_and_is_rebuilt_later() -> None:
+    machine = fake_machine()
+    parent = machine.open()
+    parent.prefill(tokens(60))
+    child, report = parent.fork(30, defer=True)
+    assert (report.kind, report.cause, report.replayed_tokens) == (RewindKind.DEFERRED, RewindCause.BRANCH, 0)
+    assert (child.state_valid, child.history) == (False, parent.history[:30])
+    child.rebuild()
+    check(machine, parent, child)
 
 
 def test_estimated_seconds_follow_measured_speed() -> None:

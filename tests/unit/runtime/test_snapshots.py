@@ -171,6 +171,15 @@ def test_why_there_is_no_snapshot() -> None:
     assert other.plan_rewind(10).rebuild_reason is RebuildReason.SNAPSHOT_INVALIDATED
 
 
+def test_damage_is_told_before_what_was_given_up() -> None:
+    machine, session = opened()
+    for entry in session.timeline.ring.entries:
+        entry.snapshot.digest = "0" * 64
+    machine.store.snapshots.evict(session.timeline.ring.entries[0].snapshot)
+    assert session.rewind(100).rebuild_reason is RebuildReason.INTEGRITY_FAILED
+    ORACLE.check(machine, session)
+
+
 def test_a_page_that_its_session_holds_is_not_free_without_its_snapshot() -> None:
     machine = fake_machine(max_sessions=2, page_count=1)
     one, other = machine.open(), machine.open()
@@ -224,6 +233,16 @@ def test_marks_take_only_rows_of_logits_that_are_left() -> None:
     ORACLE.check(machine, session)
     session.rewind(70)
     assert [s.position for s in session.snapshots()] == [32, 64]
+    ORACLE.check(machine, session)
+
+
+def test_a_step_takes_no_more_snapshots_than_the_artifact_has_room_for() -> None:
+    manifest = small_manifest(max_rows=64, page_tokens=16)
+    manifest = dataclasses.replace(manifest, limits=dataclasses.replace(manifest.limits, max_marks=2))
+    machine = fake_machine(manifest)
+    session = machine.open()
+    session.prefill(GIVEN[:64])  # across 16, 32, 48 and to 64
+    assert [s.position for s in session.snapshots()] == [16, 32]
     ORACLE.check(machine, session)
 
 
