@@ -251,6 +251,15 @@ def test_deferred_rewind_is_rebuilt_by_the_next_prefill() -> None:
     check(machine, session)
 
 
+@pytest.mark.parametrize("count", [1, 23, 24, 25, 48])
+def test_a_prompt_ends_with_its_logits(count: int) -> None:
+    """Also one of whole chunks of 24 tokens."""
+    session = fake_machine().open()
+    session.prefill(tokens(count))
+    session.logits()
+    assert session.logits_replayed == 0
+
+
 def test_a_rebuild_ends_with_its_logits() -> None:
     """Its last token is not run once more to have them."""
     machine = fake_machine()
@@ -408,6 +417,9 @@ def test_step_refusals() -> None:
         assert refused.value.field == "tokens"
     with pytest.raises(InvalidRequestError):
         session.step([])
+    for batch, wanted in (([], 0), ([1], 2), ([1], -1)):
+        with pytest.raises(InvalidRequestError, match="at least one token and no more logit rows"):
+            step_sessions(machine.stepper, [(session, batch, wanted)])
     with pytest.raises(InvalidRequestError, match="expected each session once"):
         step_sessions(machine.stepper, [(session, [1], 1), (session, [1], 1)])
     with pytest.raises(InvalidRequestError, match="at most 24 rows"):

@@ -22,7 +22,7 @@ from ds4c_runtime.errors import (
 )
 from ds4c_runtime.reports import RebuildReason, RewindCause, RewindKind
 from ds4c_runtime.session import Session, step_sessions
-from ds4c_runtime.snapshot import SnapshotOrigin
+from ds4c_runtime.snapshot import SnapshotLayout, SnapshotOrigin
 from ds4c_runtime.transport import CopyMode
 
 HORIZON, INTERVAL, LENGTH, CHUNK = 6, 32, 200, 24
@@ -447,6 +447,21 @@ def test_a_pin_anywhere_leaves_the_session_where_it_is(at: int) -> None:
     assert (report.kind, report.to_position, report.replayed_tokens) == (RewindKind.SNAPSHOT, at, 0)
     ORACLE.check(machine, session)
     assert session.history == tuple(GIVEN[:at])
+
+
+def test_a_pin_below_takes_one_snapshot_and_no_room_of_others() -> None:
+    """The fork that goes there leaves none on its way: room for one is enough."""
+    manifest = small_manifest(page_tokens=16)
+    machine = fake_machine(manifest, snapshot_bytes=4 * SnapshotLayout(manifest).largest())
+    session, other = machine.open(), machine.open()
+    session.prefill(GIVEN[:60])
+    for entry in session.timeline.ring.entries:
+        machine.store.snapshots.evict(entry.snapshot)
+    other.prefill(GIVEN[:48])
+    session.pin(position=50)
+    assert [s.position for s in session.snapshots()] == [50]
+    assert [s.position for s in other.snapshots()] == [16, 32, 48]
+    ORACLE.check(machine, session, other)
 
 
 def test_pins_that_are_refused_change_nothing() -> None:
