@@ -27,6 +27,7 @@ from ds4c_runtime.errors import (
 )
 from ds4c_runtime.reports import RebuildReason, RewindCause, RewindKind
 from ds4c_runtime.session import Session, step_sessions
+from ds4c_runtime.step import Rates
 
 HORIZON = 6
 fake_machine = partial(fake_executable.fake_machine, snapshot_bytes=0)
@@ -290,6 +291,20 @@ def test_estimated_seconds_follow_measured_speed() -> None:
     assert plan.estimated_seconds > 0
     assert session.plan_rewind(20).estimated_seconds == pytest.approx(plan.estimated_seconds / 2)
     assert session.plan_rewind(58).estimated_seconds == 0
+
+
+def test_measured_speed_is_a_running_mean_of_seconds_a_token() -> None:
+    rates = Rates()
+    assert rates.estimate(5) == 0
+    rates.record(8, 0.8)
+    assert rates.estimate(4) == pytest.approx(0.4)
+    assert rates.estimate(1) == pytest.approx(0.1), "no step of one row was measured"
+    rates.record(10, 2.0)  # a fifth of the new measurement: 0.1 + 0.2 * (0.2 - 0.1)
+    assert rates.estimate(10) == pytest.approx(1.2)
+    rates.record(1, 0.05)
+    assert (rates.estimate(1), rates.estimate(2)) == (pytest.approx(0.05), pytest.approx(0.24))
+    rates.record_restore(1000, 0.5)
+    assert rates.estimate_restore(3000) == pytest.approx(1.5)
 
 
 def test_fork_shares_pages_and_copies_on_write_both_ways() -> None:

@@ -113,6 +113,15 @@ def test_the_last_tokens_are_dense_and_the_rest_is_geometric(interval: int) -> N
     check_rule(ring, 100_000, interval)
 
 
+def test_the_start_of_the_last_draft_stays() -> None:
+    """Its end is at an interval, which by spacing alone would push out the start."""
+    ring = SnapshotRing(INTERVAL)
+    older, start = (entry_at(p, SnapshotOrigin.BEFORE_DRAFT) for p in (150, 200))
+    for entry in (entry_at(128), older, start, entry_at(256)):
+        ring.add(entry)
+    assert ring.surplus(256) == [older]
+
+
 def test_ends_of_the_last_turns_stay() -> None:
     ring, ends = SnapshotRing(INTERVAL), []
     position = 0
