@@ -75,6 +75,24 @@ def device_of(engine: Engine) -> FakeDevice:
     return engine._stepper._device  # type: ignore[return-value]
 
 
+def test_the_time_of_a_rewind_is_that_of_restore_and_replay() -> None:
+    counters = Counters()
+    report = RewindReport(
+        RewindKind.SNAPSHOT_REPLAY,
+        RewindCause.CLIENT,
+        RebuildReason.NOT_REBUILT,
+        90,
+        70,
+        64,
+        6,
+        0.5,
+        0.25,
+        "s1",
+    )
+    counters.rewinds.record(report)
+    assert counters.rewinds.seconds.values()[("snapshot_replay",)].sum == 0.75
+
+
 @pytest.fixture
 def engine() -> Iterator[Engine]:
     """One session "s" of 40 tokens, snapshots at 32 and 40; a rewind to 34 or above is in place."""
