@@ -93,13 +93,14 @@ def code_object(kernels: Sequence[KernelCode], gfx: str = "gfx1100") -> bytes:
         for name, kind, size in ((each.name, 2, 256), (f"{each.name}.kd", 1, 64)):
             symbols += struct.pack("<IBBHQQ", len(strings), 0x10 | kind, 0, 1, 0, size)
             strings += name.encode() + b"\0"
-    data = pack({"amdhsa.kernels": [_metadata(k) for k in kernels], "amdhsa.version": [1, 2]})
+    data = pack({"amdhsa.kernels": [metadata(k) for k in kernels], "amdhsa.version": [1, 2]})
     note = struct.pack("<III", 7, len(data), METADATA) + b"AMDGPU\0\0" + data + bytes(-len(data) % 4)
     parts = [Part(".note", 7, note), Part(".dynstr", 3, strings), Part(".dynsym", 11, symbols, link=2)]
     return write_elf(AMDGPU, PROCESSORS[gfx], parts)
 
 
-def _metadata(each: KernelCode) -> dict[str, object]:
+def metadata(each: KernelCode) -> dict[str, object]:
+    """What the note says of a kernel."""
     starts = [sum(each.params[:i]) for i in range(len(each.params))]
     return {
         ".args": [{".offset": o, ".size": s} for o, s in zip(starts, each.params, strict=True)],

@@ -15,6 +15,8 @@ from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
+from port import CopyMode, Machine, machine_of
+from port import flood as flood  # for the files of NOT_YET
 
 from ds4c_runtime.device.base import HostBytes
 from ds4c_runtime.device.copy_thread import CopyThread
@@ -22,7 +24,6 @@ from ds4c_runtime.device.host_memory import HostMemory
 from ds4c_runtime.device.memory import aligned_zeros
 from ds4c_runtime.engine import Engine
 from ds4c_runtime.launches import Extent
-from ds4c_runtime.local import LocalModel
 from ds4c_runtime.manifest import (
     VERSION,
     AppendState,
@@ -41,13 +42,8 @@ from ds4c_runtime.manifest import (
     Versions,
 )
 from ds4c_runtime.manifest_checks import ROWS_OFFSET, block_layout, marks_layout
-from ds4c_runtime.session import Session
-from ds4c_runtime.snapshot import DEAD_BYTE
-from ds4c_runtime.state import StateStore
-from ds4c_runtime.step import Stepper
 from ds4c_runtime.store.session_store import Storage
 from ds4c_runtime.tokenizer import Tokenizer
-from ds4c_runtime.transport import CopyMode
 
 WIDTH = 4
 U64 = NDArray[np.uint64]
@@ -393,17 +389,7 @@ def _refuse_nan(rows: NDArray[np.float32], what: str, at: NDArray[np.int64]) -> 
         raise DeadRowReadError(f"{what}: read of dead rows {at[dead].tolist()}")
 
 
-@dataclass
-class FakeMachine:
-    """Device, store and stepper without an engine, for tests of sessions."""
-
-    manifest: Manifest
-    device: FakeDevice
-    store: StateStore
-    stepper: Stepper
-
-    def open(self, session_id: str = "s", capacity: int | None = None) -> Session:
-        return Session(self.stepper, self.store, session_id, capacity)
+FakeMachine = Machine[FakeDevice]
 
 
 def fake_machine(
@@ -418,18 +404,9 @@ def fake_machine(
     """A machine with `max_sessions` slots and, by default, pages for all of them."""
     manifest = manifest or small_manifest()
     device = device_type(manifest)
-    pages = max_sessions * manifest.limits.pages_per_session if page_count is None else page_count
-    store = StateStore(
-        manifest, device, max_sessions, pages, snapshot_bytes=snapshot_bytes, copy_mode=copy_mode
+    return machine_of(
+        manifest, device, max_sessions, page_count, snapshot_bytes=snapshot_bytes, copy_mode=copy_mode
     )
-    return FakeMachine(manifest, device, store, Stepper(manifest, device, store))
-
-
-def flood(model: FakeMachine | LocalModel, byte: int = DEAD_BYTE) -> None:
-    """Set every byte of the arenas of a store."""
-    store = model.store
-    for arena in (store.states, store.pages, store.snapshots.arena):
-        model.device.fill(arena, 0, len(arena), byte)
 
 
 def fake_engine(

@@ -7,9 +7,9 @@ import random
 import numpy as np
 from fake_executable import FakeMachine, fake_machine
 from numpy.typing import NDArray
+from port import Session, check, poison
 
 from ds4c_runtime.manifest import Manifest
-from ds4c_runtime.session import Session
 
 
 def random_tokens(count: int, seed: int = 0) -> list[int]:
@@ -35,10 +35,8 @@ class FakeOracle:
 
     def check(self, machine: FakeMachine, *sessions: Session) -> None:
         """Poison what may not be read; then every valid session equals a fresh one."""
-        machine.store.check_integrity()
-        machine.store.poison_free()
-        for session in sessions:
-            session.timeline.poison_dead_rows()
+        check(machine)
+        poison(machine, *sessions)
         for session in sessions:
             assert session.state_valid
             row = session.logits()
@@ -47,5 +45,4 @@ class FakeOracle:
             else:
                 assert row is not None
                 assert np.array_equal(row, self.logits(session.history)), f"at {session.position}"
-            session.timeline.check_integrity()
-        machine.store.check_integrity()
+        check(machine, *sessions)

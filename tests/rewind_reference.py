@@ -11,12 +11,13 @@ from dataclasses import dataclass, field
 
 import numpy as np
 from numpy.typing import NDArray
+from port import Holder, Session, append_rows, open_session, ring_rows
+from port import poison as poison  # for the files of NOT_YET
+from port import poison_free_snapshots as poison_free_snapshots
 
 from ds4c.models.architecture import Config
 from ds4c.models.config import ModelConfig
 from ds4c.models.gated_delta_config import GatedDeltaConfig
-from ds4c_runtime.local import LocalModel
-from ds4c_runtime.session import Session
 
 
 def live_rows(config: Config, position: int) -> Iterator[tuple[str, range | int]]:
@@ -48,17 +49,14 @@ def _live_rows_v4(config: ModelConfig, position: int) -> Iterator[tuple[str, ran
             yield f"l{layer}.{prefix}rows", position // ratio
 
 
-def state_bytes(model: LocalModel, config: Config, session: Session) -> dict[str, bytes]:
+def state_bytes(model: Holder, config: Config, session: Session) -> dict[str, bytes]:
     """Bytes of every live row of a session."""
-    rings = {s.name: s for s in model.manifest.rings}
-    appends = {s.name: s for s in model.manifest.appends}
-    lease = session.timeline.lease
     out: dict[str, bytes] = {}
     for name, live in live_rows(config, session.position):
         if isinstance(live, range):
-            out[name] = model.store.ring_rows(lease.slot, rings[name], list(live)).tobytes()
+            out[name] = ring_rows(model, session, name, live).tobytes()
         else:
-            out[name] = model.store.append_rows(lease, appends[name], live).tobytes()
+            out[name] = append_rows(model, session, name, live).tobytes()
     return out
 
 
@@ -69,7 +67,7 @@ class Memo:
     A prefix is run one token at a time in a fresh session; all its prefixes are remembered.
     """
 
-    model: LocalModel
+    model: Holder
     config: Config
     logits: dict[tuple[int, ...], NDArray[np.float32]] = field(default_factory=dict)
     states: dict[tuple[int, ...], dict[str, bytes]] = field(default_factory=dict)
@@ -77,7 +75,7 @@ class Memo:
     def fill(self, tokens: Sequence[int]) -> tuple[int, ...]:
         key = tuple(tokens)
         if key and key not in self.logits:
-            session = self.model.session("fresh")
+            session = open_session(self.model, "fresh")
             try:
                 for i, token in enumerate(key, 1):
                     row = session.step([token])[0].copy()
@@ -100,14 +98,3 @@ class Memo:
         got, want = state_bytes(self.model, self.config, session), self.states[key]
         wrong = [name for name in want if got[name] != want[name]]
         assert not wrong, f"live rows differ at position {len(key)}: {wrong}"
-
-
-def poison(model: LocalModel, session: Session) -> None:
-    """NaN in every row that no legal step, rewind or fork may read."""
-    session.timeline.poison_dead_rows()
-    model.store.poison_free()
-
-
-def poison_free_snapshots(model: LocalModel) -> None:
-    """NaN in every byte of the arena of snapshots that nobody holds and no copy still reads."""
-    model.store.snapshots.poison_free()

@@ -14,8 +14,10 @@ from bad_input.helpers import PATHS, Change, check_line, entries, fails, linked_
 
 from ds4c import artifact as writer
 from ds4c.errors import Ds4cError, UsageError
+from ds4c.ir.kernel import Program
 from ds4c.lower import compile as compile_child
 from ds4c.lower.child import publish
+from ds4c.lower.program_json import program_to_json
 
 NOT_ALLOWED = "mount: not allowed here; needs root"
 
@@ -209,6 +211,9 @@ def test_a_compiler_that_is_killed(checkpoint: Path, tmp_path: Path) -> None:
 
 
 def test_no_linker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a program without a kernel, so that nothing is compiled before."""
+    program = program_to_json(Program({}, ()))
+    request = {"program": program, "emitter": "unit.lower.emitters", "variant": "generic", "llvm": {}}
     monkeypatch.setenv("PATH", str(tmp_path))
     with pytest.raises(Ds4cError, match=r"expected g\+\+ on the PATH, got none; install"):
-        compile_child._link([], tmp_path / "library.so")
+        compile_child.run({**request, "output": str(tmp_path / "library.so")})

@@ -17,6 +17,7 @@ from bad_input.helpers import PATHS, check_line
 from fake_executable import fake_machine
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from port import check
 from unit.serve.grpc_harness import TOKENIZER, Serving, collect, failure, run, serving, token_ids, until
 
 from ds4c_runtime.errors import PositionOutOfRangeError, RuntimeFailure
@@ -419,7 +420,7 @@ def test_any_request_is_answered_with_a_documented_status(calls: list[tuple[str,
             await idle(s)
             for info in s.engine.list_sessions():
                 assert not info.is_busy
-            s.engine._store.check_integrity()
+            check(s.engine)
             if (await s.models.GetLoad(pb.GetLoadRequest())).resident_sessions == 6:
                 await s.sessions.CloseSession(
                     pb.CloseSessionRequest(session_id=s.engine.list_sessions()[0].session_id)

@@ -189,7 +189,7 @@ def count_instructions(folder: Path) -> dict[str, int]:
     # In this order: the other way round valgrind 3.19 forgets to dump.
     counting = ["--tool=callgrind", "--callgrind-out-file=out", "--dump-after=case_*", "--zero-before=case_*"]
     _run(["valgrind", *counting, "./driver"], folder)
-    totals = _totals(folder)
+    totals = totals_of(folder)
     return {case.name: totals[case.name] for case in chosen}
 
 
@@ -242,7 +242,7 @@ def _run(command: list[str], folder: Path) -> None:
         raise RuntimeError(f"{command[0]}: expected exit code 0, got {done.returncode}: {last}")
 
 
-def _totals(folder: Path) -> dict[str, int]:
+def totals_of(folder: Path) -> dict[str, int]:
     """Read the dumps, one a case: which function triggered it and its total."""
     found: dict[str, int] = {}
     for dump in sorted(folder.glob("out.*")):

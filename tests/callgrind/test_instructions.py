@@ -53,4 +53,4 @@ def test_reads_the_function_and_total_of_a_dump(tmp_path: Path) -> None:
     header = "version: 1\ncmd: ./driver\npart: 1\n\ndesc: Trigger: --dump-after=case_linear_1\n"
     (tmp_path / "out.1").write_text(f"{header}\nevents: Ir\nsummary: 42\n\nfn=x\n1 42\n\ntotals: 42\n")
     (tmp_path / "out.2").write_text("desc: Trigger: Program termination\ntotals: 7\n")
-    assert counted._totals(tmp_path) == {"linear_1": 42}
+    assert counted.totals_of(tmp_path) == {"linear_1": 42}

@@ -8,10 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 from artifacts import Build, tokens_for
+from port import CopyMode
 from rewind.walker import Walk
 
 from ds4c_runtime.local import LocalModel, open_local
-from ds4c_runtime.transport import CopyMode
 from tests.device.conftest import OnDevice
 
 MODELS = ("tiny-128", "tiny-8", "tiny-delta", "demo")

@@ -6,9 +6,9 @@ import numpy as np
 import pytest
 from artifacts import Build, tokens_for
 from emulated.models import EMULATOR, TARGETS, emulated
+from port import CopyMode
 
 from ds4c_runtime.local import LocalModel, open_local
-from ds4c_runtime.transport import CopyMode
 
 pytestmark = pytest.mark.slow
 

@@ -9,10 +9,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from artifacts import Build, Built, tokens_for
+from port import step_together
 from rewind_reference import state_bytes
 
 from ds4c_runtime.local import open_local
-from ds4c_runtime.session import step_sessions
 
 NAMES = ["tiny-8", "tiny-128", "demo", "tiny-delta"]
 LENGTH = 300
@@ -61,7 +61,7 @@ def test_a_session_beside_another(built: Build, name: str) -> None:
         beside = int(rng.integers(0, 9))
         if beside and other.position + beside < 500:
             work.insert(int(rng.integers(2)), (other, noise[:beside], beside))
-        results = step_sessions(model.stepper, work)
+        results = step_together(model, work)
         rows.append(results[[s for s, _, _ in work].index(one)])
     assert np.concatenate(rows).tobytes() == alone[0]
     assert state_bytes(model, made.config, one) == alone[1]

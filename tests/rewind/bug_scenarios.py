@@ -8,7 +8,17 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 
-from fake_executable import FakeDevice, FakeMachine, fake_machine, flood
+from fake_executable import FakeMachine, fake_machine
+from port import (
+    cancel_all,
+    device_rows,
+    engine_history,
+    flood,
+    live_bytes,
+    load_session,
+    machine_behind,
+    poison_sessions,
+)
 
 from ds4c_runtime.engine import Engine
 from ds4c_runtime.reports import RewindKind
@@ -73,7 +83,7 @@ def exact(session: Session, *more: int) -> bool:
     for token in (None, *more, 33, 34, 35, 36, 37):
         if token is not None:
             session.step([token])
-        session.timeline.poison_dead_rows()
+        poison_sessions(session)
         row = session.logits()
         if (b"" if row is None else row.tobytes()) != logits_of(session.history):
             return False
@@ -89,15 +99,12 @@ def rejected(start: int, q: int, accepted: int) -> Session:
     return session
 
 
-def device_of(session: Session) -> FakeDevice:
-    return session._executor._device  # type: ignore[return-value]
-
-
 def rows_run(session: Session, action: Callable[[], object]) -> int:
     """How many rows the device evaluates during an action."""
-    before = sum(device_of(session).rows)
+    machine = machine_behind(session)
+    before = sum(device_rows(machine))
     action()
-    return sum(device_of(session).rows) - before
+    return sum(device_rows(machine)) - before
 
 
 def favoured(*tokens: int) -> Callable[[int, int], int | None]:
@@ -120,11 +127,7 @@ def request(**fields: object) -> GenerationRequest:
 
 
 def history(engine: Engine) -> tuple[int, ...]:
-    entry = engine._registry.acquire("s", "")
-    try:
-        return entry.opened.history
-    finally:
-        engine._registry.release(entry)
+    return engine_history(engine, "s")
 
 
 def cancel_after(engine: Engine, count: int, **fields: object) -> list[int]:
@@ -135,10 +138,8 @@ def cancel_after(engine: Engine, count: int, **fields: object) -> list[int]:
         if isinstance(event, TokenDelta):
             seen.extend(event.token_ids)
             if len(seen) == count:
-                handle.append(next(iter(engine._generations.values())))
-                handle[0].cancel()
+                cancel_all(engine)
 
-    handle: list[object] = []  # type: ignore[assignment]
     finished = engine.run(request(**fields), on_event=on_event).finished
     assert finished.reason is FinishReason.CANCELLED
     return seen
@@ -146,13 +147,7 @@ def cancel_after(engine: Engine, count: int, **fields: object) -> list[int]:
 
 def rows_of(machine: FakeMachine, session: Session) -> list[bytes]:
     """Live rows of every state."""
-    at, lease = session.position, session.timeline.lease
-    rings = [
-        machine.store.ring_rows(lease.slot, r, range(max(0, r.live.first(at)), at))
-        for r in machine.manifest.rings
-    ]
-    appends = [machine.store.append_rows(lease, a, at // a.every) for a in machine.manifest.appends]
-    return [rows.tobytes() for rows in (*rings, *appends)]
+    return list(live_bytes(machine, session).values())
 
 
 @dataclass
@@ -171,7 +166,7 @@ class Stored:
         """The only session of the folder, on a machine whose memory has other content."""
         flood(machine)
         store = self._store(machine)
-        session = store.load(store.scan()[0], machine.stepper, machine.store)
+        session = load_session(machine, store, store.scan()[0])
         store.close()
         return session
 

@@ -35,10 +35,6 @@ from ds4c_runtime.manifest import (
     StateType,
 )
 from ds4c_runtime.manifest_checks import ROWS_OFFSET, block_layout, marks_layout
-from ds4c_runtime.session import Session
-from ds4c_runtime.state import StateStore
-from ds4c_runtime.step import Stepper
-from ds4c_runtime.transport import CopyMode
 
 Bits = NDArray[Any]
 U64 = NDArray[np.uint64]
@@ -454,23 +450,3 @@ def _field(io: HostBytes, at: IoField) -> NDArray[np.int32]:
 def _refuse_dead(rows: Bits, what: str) -> None:
     if len(rows) and (rows == np.iinfo(rows.dtype).max).any():
         raise DeadRowError(f"dead row read: {what}")
-
-
-@dataclass
-class RowModel:
-    """Device, store and stepper; `open` gives a session on them."""
-
-    manifest: Manifest
-    device: RowDevice
-    store: StateStore
-    stepper: Stepper
-
-    @staticmethod
-    def of(device: RowDevice, copy_mode: CopyMode = CopyMode.DEVICE, sessions: int = 3) -> RowModel:
-        manifest = device.manifest
-        pages = sessions * manifest.limits.pages_per_session
-        store = StateStore(manifest, device, sessions, pages, copy_mode=copy_mode)
-        return RowModel(manifest, device, store, Stepper(manifest, device, store))
-
-    def open(self) -> Session:
-        return Session(self.stepper, self.store, "table")

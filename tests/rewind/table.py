@@ -15,15 +15,13 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
+from port import CopyMode, Session, SnapshotOrigin, append_rows, live_bytes, machine_of, poison_sessions
 from rewind.official_layout import Position, straight
-from rewind.row_machine import CONTEXT, VOCABULARY, RowDevice, RowModel
+from rewind.row_machine import CONTEXT, VOCABULARY, RowDevice
 
 from ds4c_runtime.errors import RuntimeFailure
 from ds4c_runtime.manifest import Manifest
 from ds4c_runtime.reports import RewindKind
-from ds4c_runtime.session import Session
-from ds4c_runtime.snapshot import SnapshotOrigin
-from ds4c_runtime.transport import CopyMode
 
 PHASES = 128
 MAX_WIDTH = 6
@@ -145,7 +143,7 @@ class Table:
     """Runs transactions on the runtime's own session code."""
 
     def __init__(self, device: RowDevice, copy_mode: CopyMode = CopyMode.DEVICE) -> None:
-        self.model = RowModel.of(device, copy_mode)
+        self.model = machine_of(device.manifest, device, 3, copy_mode=copy_mode)
         self.truth = Truth(device.manifest)
 
     def run(self, cases: Sequence[Case], lap: int, way: Way, *, follow: bool = True) -> Outcome:
@@ -187,20 +185,15 @@ class Table:
         way.before(session)
         session.step(block, all_logits=True)
         way.after(session, start + case.accepted, block[: case.accepted])
-        session.timeline.poison_dead_rows()
+        poison_sessions(session)
         self.check_now(session)
 
     def check_now(self, session: Session) -> None:
         """Bytes of all live rows, and logits."""
-        model, at = self.model, session.position
+        at = session.position
         want = self.truth.positions[at]
-        lease = session.timeline.lease
-        for ring in model.manifest.rings:
-            rows = model.store.ring_rows(lease.slot, ring, range(max(0, ring.live.first(at)), at))
-            assert rows.tobytes() == want.rings[ring.name], f"@{ring.name} at {at}"
-        for state in model.manifest.appends:
-            rows = model.store.append_rows(lease, state, at // state.every)
-            assert rows.tobytes() == want.rows[state.name], f"@{state.name} at {at}"
+        for name, rows in live_bytes(self.model, session).items():
+            assert rows == (want.rings | want.rows)[name], f"@{name} at {at}"
         logits = session.logits()
         assert (b"" if logits is None else logits.tobytes()) == want.logits, f"logits at {at}"
 
@@ -212,5 +205,5 @@ class Table:
         want = self.truth.positions
         assert logits.tobytes() == b"".join(p.logits for p in want[at + 1 : end + 1]), "logits"
         for state in self.model.manifest.appends:
-            rows = self.model.store.append_rows(session.timeline.lease, state, end // state.every)
+            rows = append_rows(self.model, session, state.name, end // state.every)
             assert rows.tobytes() == want[end].rows[state.name], f"@{state.name}"

@@ -16,6 +16,18 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_executable import fake_engine, fake_machine, small_manifest
+from port import (
+    CopyMode,
+    check,
+    device_calls,
+    device_rows,
+    machine_behind,
+    memory_of,
+    pages_of,
+    ring_rows,
+    snapshots_of,
+    step_together,
+)
 from rewind.bug_scenarios import (
     BUGS,
     PROMPT,
@@ -23,7 +35,6 @@ from rewind.bug_scenarios import (
     H,
     bug,
     cancel_after,
-    device_of,
     exact,
     favoured,
     history,
@@ -44,11 +55,9 @@ from rewind.test_replay_loop import TOKENS, loop
 
 from ds4c_runtime.device.base import HostBytes
 from ds4c_runtime.errors import NoProgressError, RewindTooDearError
-from ds4c_runtime.progress import ProgressGuard
 from ds4c_runtime.reports import RewindKind
 from ds4c_runtime.requests import FinishReason, StopParams
-from ds4c_runtime.session import Session, step_sessions
-from ds4c_runtime.transport import CopyMode, OnHost
+from ds4c_runtime.session import Session
 
 CLOSE, EXTRA, EOS, TOOL = 90, 91, 1, 70
 TOKENIZER = Path(__file__).parents[2] / "demo" / "model" / "tokenizer.json"
@@ -72,7 +81,7 @@ def _() -> object:
     with fake_engine(favour=favoured(20, EOS)) as engine:
         engine.open_session("s")
         engine.run(request(tokens=H, stop=StopParams(max_output_tokens=10)))
-        return history(engine), engine._stepper._device.rows  # type: ignore[attr-defined]
+        return history(engine), device_rows(engine)
 
 
 @bug("A2", "a token that the client never saw conditioned the next tool turn", ((*H, CLOSE, TOOL), True))
@@ -204,8 +213,7 @@ def _() -> object:
 
     def save_and_see(session: Session) -> None:
         BY_SNAPSHOT.before(session)
-        places = [entry.snapshot.place for entry in session.timeline.ring.entries]
-        used.update(place.mode for place in places if isinstance(place, OnHost))
+        used.update(s.copy_mode for s in snapshots_of(session))
 
     way = Way(save_and_see, BY_SNAPSHOT.after)
     outcome = table.run([Transaction(2, 3, 1), Transaction(126, 3, 1)], 256, way)
@@ -295,9 +303,9 @@ def _() -> object:
     session = session_of(right_tokens(60))
     taken = [session.take_snapshot() for _ in range(3)]
     ids = {info.snapshot_id for info in taken if info is not None}
-    calls = device_of(session).calls
+    calls = device_calls(machine_behind(session))
     session.take_snapshot()
-    unchanged = int(device_of(session).calls == calls)
+    unchanged = int(device_calls(machine_behind(session)) == calls)
     return len(ids), unchanged, [info.position for info in session.snapshots()]
 
 
@@ -305,7 +313,7 @@ def _() -> object:
 def _() -> object:
     machine = fake_machine()
     one, other = (session_of(right_tokens(n), machine) for n in (62, 41))
-    step_sessions(machine.stepper, [(one, [300, 301, 302], 3), (other, [400, 401], 2)])
+    step_together(machine, [(one, [300, 301, 302], 3), (other, [400, 401], 2)])
     one.rewind(62)
     return exact(one), exact(other)
 
@@ -358,7 +366,7 @@ def _() -> object:
     session = session_of(right_tokens(61))
     info = session.take_snapshot()
     assert info is not None
-    manifest = session.timeline.executor.manifest
+    manifest = machine_behind(session).manifest
     live = [(61 - max(0, ring.live.first(61))) * ring.row_bytes for ring in manifest.rings]
     logits = 4 * manifest.model.vocab_size
     return info.bytes == sum(-(-size // 64) * 64 for size in (*live, logits))
@@ -373,7 +381,7 @@ def _() -> object:
 @bug("C20", "a request hung with nothing but restores in its log", ("INTERNAL", "NO_PROGRESS"))
 def _() -> object:
     try:
-        loop("layout", verifies_replay=True, guard=ProgressGuard())
+        loop("layout", verifies_replay=True, watched=True)
     except NoProgressError as error:
         return error.code, error.reason
     return None
@@ -395,8 +403,7 @@ def _() -> object:
     session.step([right_tokens(21)[20], 900])
     session.rewind(21)
     serial = session_of(right_tokens(21), machine)
-    raw = machine.manifest.rings[0]
-    window = [machine.store.ring_rows(s.timeline.lease.slot, raw, [19, 20]) for s in (session, serial)]
+    window = [ring_rows(machine, s, "raw", [19, 20]) for s in (session, serial)]
     return np.array_equal(*window)
 
 
@@ -427,9 +434,9 @@ def _() -> object:
     machine = fake_machine(small_manifest(page_tokens=16))
     session = session_of(right_tokens(14), machine)
     session.step(right_tokens(18)[14:])
-    before = len(session.timeline.lease.pages)
+    before = len(pages_of(session))
     session.rewind(15)
-    return before, len(session.timeline.lease.pages)
+    return before, len(pages_of(session))
 
 
 @bug("D13", "one draft depth was wrong", [])
@@ -465,10 +472,10 @@ def _() -> object:
 def _() -> object:
     machine = fake_machine(small_manifest(page_tokens=16))
     session = session_of(right_tokens(20), machine)
-    before = len(session.timeline.lease.pages)
+    before = len(pages_of(session))
     session.rewind(14)
-    machine.store.check_integrity()
-    return before, len(session.timeline.lease.pages), machine.store.free_pages == machine.store.page_count - 1
+    check(machine)
+    return before, len(pages_of(session)), memory_of(machine).free_pages == memory_of(machine).pages - 1
 
 
 @bug("D21", "a hit changed what the sessions share", (True, True))
@@ -553,18 +560,19 @@ def _() -> object:
         session = session_of(right_tokens(start), machine)
         session.step([900, 901, 902])
         session.rewind(start)
-        session.timeline.check_integrity()
-        machine.store.check_integrity()
+        check(machine, session)
         arenas, pages = machine.manifest.arenas, -(-start // machine.manifest.limits.page_tokens)
         kept = sum(info.bytes for info in session.snapshots())
         true = (
-            machine.store.bytes_used == arenas.state_slot + pages * arenas.page == session.state_bytes - kept
-            and machine.store.snapshots.bytes_used == kept
+            memory_of(machine).state_bytes
+            == arenas.state_slot + pages * arenas.page
+            == session.state_bytes - kept
+            and memory_of(machine).snapshot_bytes == kept
         )
         session.close()
         if not true:
             return False, start
-    return True, machine.store.bytes_used
+    return True, memory_of(machine).state_bytes
 
 
 @bug("E9", "accepted counts of a batch were mixed up", (True, True))
@@ -572,7 +580,7 @@ def _() -> object:
     machine = fake_machine()
     tokens = right_tokens(62)
     sessions = [session_of(tokens[:60], machine) for _ in range(2)]
-    step_sessions(machine.stepper, [(s, [*tokens[60:62], 900], 3) for s in sessions])
+    step_together(machine, [(s, [*tokens[60:62], 900], 3) for s in sessions])
     for session, accepted in zip(sessions, (0, 2), strict=True):
         session.rewind(60 + accepted)
     return tuple(exact(s) for s in sessions)

@@ -7,14 +7,15 @@ at a partial position. (g), save and restore, comes with snapshots.
 
 from __future__ import annotations
 
+from typing import Any
+
 import pytest
 from artifacts import Build, tokens_for
-from rewind_reference import Memo, poison
+from port import Machine, Session, open_machine, poison
+from rewind_reference import Memo
 
 from ds4c_runtime.errors import PositionOutOfRangeError, RewindTooDearError
-from ds4c_runtime.local import LocalModel, open_local
 from ds4c_runtime.reports import RewindKind
-from ds4c_runtime.session import Session
 
 HORIZON = 12
 LENGTH = 280
@@ -23,7 +24,7 @@ LENGTH = 280
 class Case:
     """A model with one straight token stream and one of garbage."""
 
-    def __init__(self, model: LocalModel, memo: Memo) -> None:
+    def __init__(self, model: Machine[Any], memo: Memo) -> None:
         self.model, self.memo = model, memo
         self.straight = tokens_for(memo.config, LENGTH, seed=1)
         self.garbage = tokens_for(memo.config, LENGTH, seed=2)
@@ -31,7 +32,7 @@ class Case:
 
     def at(self, position: int) -> Session:
         """A session with the straight stream up to a position."""
-        session = self.model.session()
+        session = self.model.open()
         session.prefill(self.straight[:position])
         return session
 
@@ -53,7 +54,7 @@ class Case:
 @pytest.fixture(scope="module", params=["tiny-8", "tiny-128", "tiny-delta"])
 def case(built: Build, request: pytest.FixtureRequest) -> Case:
     made = built(request.param)
-    model = open_local(made.artifact, sessions=4)
+    model = open_machine(made.artifact, sessions=4)
     return Case(model, Memo(model, made.config))
 
 

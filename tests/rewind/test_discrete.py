@@ -8,8 +8,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from artifacts import Build
-from discrete_device import DiscreteCpu, DiscreteFake, DiscreteRows
-from fake_executable import FakeDevice, FakeMachine, fake_machine
+from fake_executable import FakeDevice, FakeMachine, fake_machine, small_manifest
+from fakes.discrete import DiscreteCpu, DiscreteFake, DiscreteRows
+from port import CopyMode, check
 from rewind.bug_scenarios import Stored, logits_of, rows_of
 from rewind.row_machine import LateCopies, row_manifest
 from rewind.table import BY_SNAPSHOT, IN_PLACE, MAX_WIDTH, PHASES, Table, Way, transactions
@@ -18,23 +19,23 @@ from rewind.walker import CHAPTERS
 from rewind.walker import Walk as CompiledWalk
 
 from ds4c_runtime import devices
+from ds4c_runtime.device.base import SINGLE
 from ds4c_runtime.device.copy_thread import CopyThread
-from ds4c_runtime.errors import BackendFailedError
 from ds4c_runtime.local import open_local
-from ds4c_runtime.transport import CopyMode
 
 BORDERS = transactions([0, 1, 2, 3, *range(123, PHASES)])
 LATER_LAP = 256
 
 
 def test_nothing_but_the_device_sees_its_bytes() -> None:
-    made = fake_machine(device_type=DiscreteFake)
+    manifest = small_manifest()
+    device = DiscreteFake(manifest)
+    io, states = device.allocate_io(manifest), device.allocate(manifest.arenas.state_slot)
     for look in (lambda a: a[0], lambda a: a[:4], np.frombuffer, bytes, memoryview):
         with pytest.raises((TypeError, ValueError)):
-            look(made.store.states)
-    made.store.states = np.zeros(len(made.store.states), np.uint8)
-    with pytest.raises(BackendFailedError):
-        made.open().step([1])
+            look(states)
+    with pytest.raises((KeyError, TypeError)):
+        device.call("fork", [io, np.zeros(len(states), np.uint8)], SINGLE)
 
 
 def test_the_logits_come_down_after_steps_and_inputs_go_up_before_every_call() -> None:
@@ -54,7 +55,7 @@ def test_random_sessions(mode: CopyMode, late: bool, seed: int) -> None:
     copies = LateCopies() if late else CopyThread()
     walk = Walk(machine(mode, copies, 3.5, DiscreteFake), random.Random(f"{seed} {mode} {late}"))
     walk.run()
-    walk.machine.store.check_integrity()
+    check(walk.machine)
 
 
 @pytest.mark.parametrize(("horizon", "way"), [(MAX_WIDTH, IN_PLACE), (0, BY_SNAPSHOT)])
@@ -89,7 +90,7 @@ def test_a_session_moves_between_devices(
 
 def test_compiled_kernels(built: Build, seed: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Every kind of operation, place of snapshots and shortage, with saves, on the kernels of an artifact."""
-    here = devices.BuiltIn("discrete_device", DiscreteCpu.__name__, ("cpu",))
+    here = devices.BuiltIn("fakes.discrete", DiscreteCpu.__name__, ("cpu",))
     monkeypatch.setitem(devices.BUILT_IN, "discrete", here)
     made = built("tiny-8")
     model = open_local(made.artifact, device="discrete")

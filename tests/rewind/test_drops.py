@@ -9,6 +9,18 @@ from pathlib import Path
 import pytest
 from fake_executable import FakeDevice, FakeMachine, fake_engine, fake_machine, small_manifest
 from fake_oracle import FakeOracle, random_tokens
+from port import (
+    CopyMode,
+    Session,
+    check,
+    device_calls,
+    evict,
+    evictable,
+    fail_next_call,
+    largest_snapshot,
+    load_session,
+    memory_of,
+)
 
 from ds4c_runtime.device.base import HostBytes
 from ds4c_runtime.device.copy_thread import CopyThread, ThreadCopy
@@ -18,11 +30,7 @@ from ds4c_runtime.launches import Extent
 from ds4c_runtime.reports import RebuildReason, RewindKind
 from ds4c_runtime.requests import GenerationRequest, StopParams
 from ds4c_runtime.sampler import SamplingParams
-from ds4c_runtime.session import Session
-from ds4c_runtime.snapshot import Snapshot
-from ds4c_runtime.snapshot_pool import SnapshotPool
 from ds4c_runtime.store.session_store import SessionStore, Storage
-from ds4c_runtime.transport import CopyMode
 
 pytestmark = pytest.mark.slow
 
@@ -71,18 +79,18 @@ class Dropping(FakeDevice):
 
     at: int | None = -1
     number: int | None = None
-    pool: SnapshotPool | None = None
+    engine: Engine | None = None
     seen: int = 0
     counts: list[int] = field(default_factory=list)
 
     def call(self, entry: str, arenas: Sequence[HostBytes], extent: Extent) -> None:
         if entry != "restore":
-            assert self.pool is not None
-            found: list[Snapshot] = list(dict.fromkeys(e.snapshot for _, e in self.pool.evictable()))
+            assert self.engine is not None
+            found = evictable(self.engine)
             self.counts.append(len(found))
             if self.at is None or self.seen == self.at:
-                for snapshot in found if self.number is None else found[self.number : self.number + 1]:
-                    self.pool.evict(snapshot)
+                for snapshot_id in found if self.number is None else found[self.number : self.number + 1]:
+                    evict(self.engine, snapshot_id)
             self.seen += 1
         super().call(entry, arenas, extent)
 
@@ -92,11 +100,11 @@ def converse(at: int | None, number: int | None) -> tuple[list[tuple[int, ...]],
     device = Dropping(manifest, at=at, number=number)
     engine = Engine(manifest, device, None, max_sessions=4)
     try:
-        device.pool = engine._store.snapshots
+        device.engine = engine
         out = conversation(engine)
-        engine._store.check_integrity()
-        assert engine._store.free_pages == engine._store.page_count
-        assert engine._store.snapshots.bytes_used == 0
+        check(engine)
+        assert memory_of(engine).free_pages == memory_of(engine).pages
+        assert memory_of(engine).snapshot_bytes == 0
         return out, device.counts
     finally:
         engine.shutdown(5)
@@ -123,8 +131,7 @@ def test_a_snapshot_dropped_at_any_moment_changes_no_token() -> None:
 def test_a_small_budget_changes_no_token(mode: CopyMode, budget: int) -> None:
     want = converse(at=-1, number=None)[0]
     manifest = small_manifest()
-    largest = fake_machine(manifest).store.snapshots.layout.largest()
-    size = budget * largest * (1 if mode is CopyMode.DEVICE else 2)
+    size = budget * largest_snapshot(manifest) * (1 if mode is CopyMode.DEVICE else 2)
     engine = Engine(
         manifest, FakeDevice(manifest), None, max_sessions=4, snapshot_budget=size, copy_mode=mode
     )
@@ -220,7 +227,7 @@ def scene_at(mode: CopyMode) -> tuple[FakeMachine, Session]:
 
 def act_with_failure(scene: Scene, machine: FakeMachine, session: Session) -> bool:
     """Whether it failed; then checks what must hold, and that the next use is right."""
-    before = machine.store.sessions
+    before = memory_of(machine).sessions
     try:
         made = scene.act(session)
     except BackendFailedError:
@@ -228,14 +235,14 @@ def act_with_failure(scene: Scene, machine: FakeMachine, session: Session) -> bo
     else:
         has_failed = False
     assert session.history == tuple(scene.target), f"{scene.name}: history"
-    assert machine.store.sessions == before + (made is not None and scene.makes_session)
+    assert memory_of(machine).sessions == before + (made is not None and scene.makes_session)
     if not session.state_valid:
         assert has_failed
         for read in (session.logits, lambda: session.step([1]), lambda: session.take_snapshot()):
             if session.position:
                 with pytest.raises(StateInvalidError):
                     read()
-    machine.store.check_integrity()
+    check(machine)
     session.prefill(OTHER[:3])
     ORACLE.check(machine, session, *([made] if isinstance(made, Session) else []))
     session.rewind(max(0, session.position - 50))
@@ -247,19 +254,19 @@ def act_with_failure(scene: Scene, machine: FakeMachine, session: Session) -> bo
 @pytest.mark.parametrize("scene", SCENES, ids=lambda s: s.name.replace(" ", "_"))
 def test_every_device_call_fails_once(scene: Scene, mode: CopyMode) -> None:
     machine, session = scene_at(mode)
-    before = machine.device.calls
+    before = device_calls(machine)
     assert not act_with_failure(scene, machine, session)
     # Calls after the act belong to its check; a failure there is one of a prefill or a rewind all the same.
     machine, session = scene_at(mode)
-    before = machine.device.calls
+    before = device_calls(machine)
     scene.act(session)
-    calls = machine.device.calls - before
+    calls = device_calls(machine) - before
     assert calls or scene.name in ("to nothing", "pin here", "snapshot here")
     for number in range(calls):
         machine, session = scene_at(mode)
-        machine.device.fail_at = {machine.device.calls + number}
+        fail_next_call(machine, number)
         act_with_failure(scene, machine, session)
-        assert machine.device.calls > before + number
+        assert device_calls(machine) > before + number
 
 
 @pytest.mark.parametrize("mode", [CopyMode.HOST, CopyMode.HOST_ASYNC, CopyMode.HOST_PINNED])
@@ -312,7 +319,7 @@ def test_a_failed_save_is_not_written_to_a_file(mode: CopyMode, tmp_path: Path) 
     log = files.create(files.header(session), session)
     assert files.save(log, session)
     session.close()
-    session = files.load(log, machine.stepper, machine.store)
+    session = load_session(machine, files, log)
     files.close()
     assert [s.position for s in session.snapshots()] == [32, 90]
     ORACLE.check(machine, session)
@@ -327,7 +334,7 @@ def test_no_host_memory_means_no_snapshots_of_a_file(tmp_path: Path) -> None:
     assert files.save(log, session)
     session.close()
     machine.device.host_buffer = no_host_buffer  # type: ignore[method-assign]
-    session = files.load(log, machine.stepper, machine.store)
+    session = load_session(machine, files, log)
     files.close()
     assert (session.snapshots(), session.history) == ([], tuple(GIVEN[:90]))
     session.rebuild()

@@ -6,6 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from artifacts import Build, tokens_for
+from port import check
 
 from ds4c_runtime.engine import Engine
 from ds4c_runtime.manifest import Manifest
@@ -18,7 +19,7 @@ NAME, LONG, SHORT = "tiny-delta", 24, 8
 def engine(built: Build) -> Iterator[Engine]:
     with Engine.load(built(NAME).artifact, max_sessions=4) as made:
         yield made
-        made._store.check_integrity()
+        check(made)
 
 
 @pytest.fixture(scope="module")

@@ -17,16 +17,12 @@ from itertools import pairwise
 import numpy as np
 import pytest
 from fake_executable import FakeDevice, small_manifest
+from port import Session, SnapshotOrigin, machine_of, token_decided, watch
 
 from ds4c_runtime.device.base import HostBytes
 from ds4c_runtime.errors import NoProgressError
 from ds4c_runtime.launches import Extent
-from ds4c_runtime.progress import ProgressGuard
 from ds4c_runtime.reports import RewindKind
-from ds4c_runtime.session import Session
-from ds4c_runtime.snapshot import SnapshotOrigin
-from ds4c_runtime.state import StateStore
-from ds4c_runtime.step import Stepper
 
 TOKENS, ROUNDS, DRAFTS, WRONG_DRAFT = 64, 2000, 3, 2
 WORDS = 50
@@ -117,17 +113,16 @@ class Loop:
 
     def on_token(self) -> None:
         """Tell the watchdog, where there is one, that tokens were decided."""
-        if self.session.timeline.guard is not None:
-            self.session.timeline.guard.token()
+        token_decided(self.session)
 
 
-def loop(depends_on: str, *, verifies_replay: bool, guard: ProgressGuard | None = None) -> Loop:
-    """Run a loop until it has its tokens or its rounds are over; `guard` watches the session."""
+def loop(depends_on: str, *, verifies_replay: bool, watched: bool = False) -> Loop:
+    """Run a loop until it has its tokens or its rounds are over; the watchdog of generations may watch it."""
     manifest = small_manifest(horizon=0)
     device = TieDevice(manifest, depends_on=depends_on)
-    store = StateStore(manifest, device, 1, manifest.limits.pages_per_session)
-    session = Session(Stepper(manifest, device, store), store, "loop")
-    session.timeline.guard = guard
+    session = machine_of(manifest, device, 1).open()
+    if watched:
+        watch(session)
     made = Loop(session, device, verifies_replay)
     made.run()
     return made
@@ -135,7 +130,7 @@ def loop(depends_on: str, *, verifies_replay: bool, guard: ProgressGuard | None 
 
 @pytest.mark.parametrize("depends_on", ["nothing", "width", "layout"])
 def test_a_replay_of_known_tokens_gets_on_whatever_the_logits_depend_on(depends_on: str) -> None:
-    done = loop(depends_on, verifies_replay=False, guard=ProgressGuard())
+    done = loop(depends_on, verifies_replay=False, watched=True)
     assert len(done.emitted) >= TOKENS
     assert done.rounds <= 2 * TOKENS
     assert done.device.layout == len(done.restores) > 0
@@ -173,5 +168,5 @@ def test_without_ties_both_loops_say_the_same(verifies_replay: bool) -> None:
 
 def test_the_watchdog_ends_the_loop_that_does_not_get_on() -> None:
     with pytest.raises(NoProgressError) as caught:
-        loop("layout", verifies_replay=True, guard=ProgressGuard())
+        loop("layout", verifies_replay=True, watched=True)
     assert (caught.value.code, caught.value.reason) == ("INTERNAL", "NO_PROGRESS")

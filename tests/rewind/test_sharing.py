@@ -5,23 +5,32 @@ The first two are the tests of decisions.md 6 of the design.
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import lru_cache
+from functools import lru_cache, partial
+from typing import Any
 
 import numpy as np
 import pytest
 from artifacts import Build
 from fake_executable import fake_machine, small_manifest
 from fake_oracle import FakeOracle, random_tokens
-from rewind.walker import digest_of, with_store
-from rewind_reference import Config
+from port import (
+    Machine,
+    Session,
+    check,
+    live_bytes,
+    machine_behind,
+    machine_like,
+    memory_of,
+    open_machine,
+    poison_sessions,
+)
+from rewind_reference import Config, state_bytes
 
-from ds4c_runtime.local import LocalModel, open_local
 from ds4c_runtime.manifest import Manifest
 from ds4c_runtime.reports import RewindKind
-from ds4c_runtime.session import Session
-from ds4c_runtime.state import StateStore
 
 CONTEXT = 4096
 
@@ -31,7 +40,7 @@ class Kit:
     """A device with a context of 4,096 tokens: compiled, or the fake one."""
 
     manifest: Manifest
-    make: Callable[..., tuple[StateStore, Callable[[], Session]]]
+    make: Callable[..., Machine[Any]]
     live_digest: Callable[[Session], bytes]
     vocab_size: int
 
@@ -41,8 +50,7 @@ class Kit:
     @lru_cache  # noqa: B019
     def fresh(self, tokens: tuple[int, ...]) -> tuple[bytes, bytes]:
         """Logits and live rows of a session that never did anything else."""
-        _, opened = self.make(sessions=1, snapshot_bytes=0)
-        session = opened()
+        session = self.make(1, snapshot_bytes=0).open()
         session.prefill(tokens)
         return self.seen(session)
 
@@ -52,11 +60,15 @@ class Kit:
         return row.tobytes(), self.live_digest(session)
 
     def check(self, session: Session) -> None:
-        session.timeline.poison_dead_rows()
+        poison_sessions(session)
         assert self.seen(session) == self.fresh(session.history)
 
     def __hash__(self) -> int:
         return id(self)
+
+
+def digest_of(rows: dict[str, bytes]) -> bytes:
+    return hashlib.blake2b(b"".join(rows.values()), digest_size=16).digest()
 
 
 def generate(session: Session, count: int, first: int) -> None:
@@ -70,31 +82,17 @@ def generate(session: Session, count: int, first: int) -> None:
 def fake_kit() -> Kit:
     manifest = small_manifest(context=CONTEXT, max_rows=256, page_tokens=128, max_logit_rows=16)
 
-    def make(*, sessions: int, **options: int) -> tuple[StateStore, Callable[[], Session]]:
-        pages = options.pop("pages", None)
-        machine = fake_machine(manifest, max_sessions=sessions, page_count=pages, **options)
-        return machine.store, machine.open
-
     def live_digest(session: Session) -> bytes:
-        store, lease, at = session.timeline.store, session.timeline.lease, session.position
-        rings = [store.ring_rows(lease.slot, r, range(max(0, r.live.first(at)), at)) for r in manifest.rings]
-        return b"".join(r.tobytes() for r in rings) + b"".join(
-            store.append_rows(lease, a, at // a.every).tobytes() for a in manifest.appends
-        )
+        return digest_of(live_bytes(machine_behind(session), session))
 
-    return Kit(manifest, make, live_digest, 1024)
+    return Kit(manifest, partial(machine_like, fake_machine(manifest)), live_digest, 1024)
 
 
-def compiled_kit(model: LocalModel, config: Config) -> Kit:
-    def make(*, sessions: int, **options: int) -> tuple[StateStore, Callable[[], Session]]:
-        local = with_store(model, sessions, **options)
-        return local.store, local.session
-
+def compiled_kit(model: Machine[Any], config: Config) -> Kit:
     def live_digest(session: Session) -> bytes:
-        own = LocalModel(model.manifest, model.device, session.timeline.store, model.stepper)
-        return digest_of(own, config, session)
+        return digest_of(state_bytes(machine_behind(session), config, session))
 
-    return Kit(model.manifest, make, live_digest, config.vocab_size)
+    return Kit(model.manifest, partial(machine_like, model), live_digest, config.vocab_size)
 
 
 @pytest.fixture(scope="module", params=["fake", "tiny-8"])
@@ -102,12 +100,12 @@ def kit(request: pytest.FixtureRequest, built: Build) -> Kit:
     if request.param == "fake":
         return fake_kit()
     made = built(request.param, context=CONTEXT, rows=256)
-    return compiled_kit(open_local(made.artifact), made.config)
+    return compiled_kit(open_machine(made.artifact), made.config)
 
 
 def test_pin_rewind_other_tokens_restore(kit: Kit) -> None:
-    store, opened = kit.make(sessions=2)
-    session, given = opened(), kit.tokens(1_000, 1)
+    machine = kit.make(2)
+    session, given = machine.open(), kit.tokens(1_000, 1)
     session.prefill(given)
     pinned = session.pin(position=1_000)
     before = kit.seen(session)
@@ -119,26 +117,26 @@ def test_pin_rewind_other_tokens_restore(kit: Kit) -> None:
     for info, want in ((pinned, before), (other, was_other), (pinned, before)):
         report = session.rewind_to_snapshot(info.snapshot_id)
         assert (report.kind, report.replayed_tokens) == (RewindKind.SNAPSHOT, 0)
-        session.timeline.poison_dead_rows()
+        poison_sessions(session)
         assert kit.seen(session) == want
     assert session.history == tuple(given)
     session.prefill(kit.tokens(40, 3))
     kit.check(session)
-    store.check_integrity()
+    check(machine)
 
 
 @pytest.mark.parametrize("who", ["parent", "child"])
 def test_fork_rewind_other_tokens(kit: Kit, who: str) -> None:
     """One of the two goes back into what they share and generates other tokens; the other never notices."""
-    store, opened = kit.make(sessions=2)
-    parent, given = opened(), kit.tokens(1_000, 4)
+    machine = kit.make(2)
+    parent, given = machine.open(), kit.tokens(1_000, 4)
     parent.prefill(given)
     child, _ = parent.fork()
     moves, stays = (parent, child) if who == "parent" else (child, parent)
     before = kit.seen(stays)
     moves.rewind(500)
     generate(moves, 600, kit.tokens(1, 5)[0])
-    stays.timeline.poison_dead_rows()
+    poison_sessions(stays)
     assert kit.seen(stays) == before
     assert stays.history == tuple(given)
     kit.check(moves)
@@ -147,7 +145,7 @@ def test_fork_rewind_other_tokens(kit: Kit, who: str) -> None:
     stays.prefill(given[700:720])
     kit.check(stays)
     kit.check(moves)
-    store.check_integrity()
+    check(machine)
 
 
 def test_a_hundred_children_cost_a_hundred_live_sets(kit: Kit) -> None:
@@ -155,11 +153,11 @@ def test_a_hundred_children_cost_a_hundred_live_sets(kit: Kit) -> None:
     children, length = 100, 4_030
     page_tokens, arenas = kit.manifest.limits.page_tokens, kit.manifest.arenas
     own = -(-length // page_tokens)
-    store, opened = kit.make(sessions=children + 1, pages=own + 2 + 2 * children)  # 3 sessions would not fit
-    parent, given = opened(), kit.tokens(length, 6)
+    machine = kit.make(children + 1, pages=own + 2 + 2 * children)  # 3 sessions would not fit
+    parent, given = machine.open(), kit.tokens(length, 6)
     parent.prefill(given)
-    assert store.bytes_used == arenas.state_slot + own * arenas.page
-    before, of_snapshots = store.bytes_used, store.snapshots.bytes_used
+    assert memory_of(machine).state_bytes == arenas.state_slot + own * arenas.page
+    before, of_snapshots = memory_of(machine).state_bytes, memory_of(machine).snapshot_bytes
     assert of_snapshots > 0
     made: list[Session] = []
     for index in range(children):
@@ -167,17 +165,17 @@ def test_a_hundred_children_cost_a_hundred_live_sets(kit: Kit) -> None:
         child, report = parent.fork(at)
         assert report.kind is RewindKind.IN_PLACE
         made.append(child)
-    assert store.bytes_used - before == children * arenas.state_slot
-    assert store.snapshots.bytes_used == of_snapshots
+    assert memory_of(machine).state_bytes - before == children * arenas.state_slot
+    assert memory_of(machine).snapshot_bytes == of_snapshots
     whole = (arenas.state_slot + own * arenas.page) * children
     if arenas.page * own > 2 * arenas.state_slot:
-        assert store.bytes_used - before < whole / 2
-    store.check_integrity()
+        assert memory_of(machine).state_bytes - before < whole / 2
+    check(machine)
     for index, child in enumerate(made):
         child.step([index % kit.vocab_size, (index * 7) % kit.vocab_size])
     # Each has one page of its own now: a copy of the one that it writes to.
-    assert store.bytes_used - before == children * (arenas.state_slot + arenas.page)
-    assert store.snapshots.bytes_used == of_snapshots
+    assert memory_of(machine).state_bytes - before == children * (arenas.state_slot + arenas.page)
+    assert memory_of(machine).snapshot_bytes == of_snapshots
     for child in (*made[::9], parent):
         kit.check(child)
     far = made[::20]
@@ -189,28 +187,28 @@ def test_a_hundred_children_cost_a_hundred_live_sets(kit: Kit) -> None:
     parent.close()
     for child in (*far, made[1]):
         kit.check(child)
-    store.check_integrity()
+    check(machine)
     for child in made:
         child.close()
-    assert (store.bytes_used, store.snapshots.bytes_used) == (0, 0)
-    assert store.free_pages == store.page_count
+    assert (memory_of(machine).state_bytes, memory_of(machine).snapshot_bytes) == (0, 0)
+    assert memory_of(machine).free_pages == memory_of(machine).pages
 
 
 def test_children_of_a_far_position_start_from_a_snapshot_and_share_its_pages(kit: Kit) -> None:
-    store, opened = kit.make(sessions=6)
-    parent, given = opened(), kit.tokens(2_000, 7)
+    machine = kit.make(6)
+    parent, given = machine.open(), kit.tokens(2_000, 7)
     parent.prefill(given)
-    used = store.bytes_used
+    used = memory_of(machine).state_bytes
     page, slot = kit.manifest.arenas.page, kit.manifest.arenas.state_slot
     for at in (1_024, 1_030, 128, 1_999):
         child, report = parent.fork(at)
         kit.check(child)
         assert report.replayed_tokens < kit.manifest.limits.page_tokens
-        cost = store.bytes_used - used
+        cost = memory_of(machine).state_bytes - used
         assert cost <= slot + page, "more than the page that is being written"
         child.close()
     kit.check(parent)
-    store.check_integrity()
+    check(machine)
 
 
 ORACLE = FakeOracle()
@@ -239,13 +237,13 @@ def test_forks_and_rewinds_in_any_order(number: int) -> None:
         elif len(sessions) > 2:
             sessions.remove(session)
             session.close()
-        machine.store.check_integrity()
+        check(machine)
         if turn % 4 == 3:
             ORACLE.check(machine, *sessions)
     for session in sessions:
         session.close()
-    assert machine.store.free_pages == machine.store.page_count
-    assert machine.store.snapshots.bytes_used == 0
+    assert memory_of(machine).free_pages == memory_of(machine).pages
+    assert memory_of(machine).snapshot_bytes == 0
 
 
 @pytest.mark.parametrize("order", ["up", "down", "mixed"])
@@ -278,15 +276,15 @@ def test_a_snapshot_outlives_the_session_that_took_it() -> None:
     assert pinned.snapshot_id in [s.snapshot_id for s in child.snapshots()]
     assert not any(s.is_pinned for s in child.snapshots()), "a pin is of one session"
     above = sum(s.bytes for s in parent.snapshots() if s.position > 90)
-    used = machine.store.snapshots.bytes_used
+    used = memory_of(machine).snapshot_bytes
     parent.close()
-    assert machine.store.snapshots.bytes_used == used - above
+    assert memory_of(machine).snapshot_bytes == used - above
     report = child.rewind(70)
     assert (report.kind, report.snapshot_id) == (RewindKind.SNAPSHOT, pinned.snapshot_id)
     ORACLE.check(machine, child)
     child.close()
-    assert machine.store.snapshots.bytes_used == 0
-    machine.store.check_integrity()
+    assert memory_of(machine).snapshot_bytes == 0
+    check(machine)
 
 
 def test_only_pages_that_are_written_count_as_needed() -> None:

@@ -8,18 +8,17 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 from artifacts import Build, Built
 from bad_input.helpers import PATHS, flip
-from fake_executable import flood
-from rewind_reference import Memo, poison
+from port import Machine, Session, check, flood, is_on, load_session, open_machine, poison
+from rewind_reference import Memo
 
 from ds4c_runtime.engine import Engine
-from ds4c_runtime.local import LocalModel, open_local
 from ds4c_runtime.reports import RebuildReason, RewindKind
 from ds4c_runtime.requests import GenerationRequest, StopParams
-from ds4c_runtime.session import Session
 from ds4c_runtime.store.history_log import HistoryLog
 from ds4c_runtime.store.session_store import SessionStore, Storage
 
@@ -31,8 +30,8 @@ class Pair:
     """Two machines with one artifact: sessions stay on the first and are loaded by the second."""
 
     def __init__(self, model: Built, folder: Path) -> None:
-        self.home = open_local(model.artifact, sessions=2)
-        self.away = open_local(model.artifact, sessions=2)
+        self.home = open_machine(model.artifact, sessions=2)
+        self.away = open_machine(model.artifact, sessions=2)
         self.memo = Memo(self.home, model.config)
         self.memo_away = Memo(self.away, model.config, self.memo.logits, self.memo.states)
         self.folder = folder
@@ -41,7 +40,7 @@ class Pair:
     def tokens(self, count: int, seed: int) -> list[int]:
         return random.Random(seed).choices(range(self.vocabulary), k=count)
 
-    def open_store(self, model: LocalModel) -> SessionStore:
+    def open_store(self, model: Machine[Any]) -> SessionStore:
         return SessionStore(model.manifest, Storage(self.folder))
 
     def move(self, session: Session, *, harm: bool = False) -> Session:
@@ -59,16 +58,16 @@ class Pair:
     def load(self, session_id: str) -> Session:
         store = self.open_store(self.away)
         log: HistoryLog = next(log for log in store.scan() if log.header.session_id == session_id)
-        loaded = store.load(log, self.away.stepper, self.away.store)
+        loaded = load_session(self.away, store, log)
         store.close()
         return loaded
 
     def check(self, session: Session) -> None:
         """Equal to a session that did nothing else, with all dead rows NaN."""
-        is_home = session.timeline.store is self.home.store
-        poison(self.home if is_home else self.away, session)
-        session.timeline.check_integrity()
-        session.timeline.store.check_integrity()
+        is_home = is_on(self.home, session)
+        machine = self.home if is_home else self.away
+        poison(machine, session)
+        check(machine, session)
         (self.memo if is_home else self.memo_away).check(session)
 
 
@@ -86,7 +85,7 @@ def pair(request: pytest.FixtureRequest, pairs: dict[str, Pair], tmp_path: Path)
 
 def test_rewinds_of_a_loaded_session(pair: Pair) -> None:
     """To and around ends of windows and pages; the base is the snapshot that the original has too."""
-    session = pair.home.session("s")
+    session = pair.home.open("s")
     session.prefill(pair.tokens(290, 1))
     session.rewind(270)
     session.prefill(pair.tokens(15, 2))
@@ -116,7 +115,7 @@ def test_rewinds_of_a_loaded_session(pair: Pair) -> None:
 
 
 def test_a_bad_file_costs_a_rebuild_and_nothing_else(pair: Pair) -> None:
-    session = pair.home.session("s")
+    session = pair.home.open("s")
     session.prefill(pair.tokens(140, 4))
     loaded = pair.move(session, harm=True)
     try:
@@ -133,7 +132,7 @@ def test_a_bad_file_costs_a_rebuild_and_nothing_else(pair: Pair) -> None:
 @pytest.mark.parametrize("number", range(2))
 def test_walks_with_saves_and_loads(pair: Pair, seed: int, number: int) -> None:
     rng = random.Random(seed + number)
-    session = pair.home.session("s")
+    session = pair.home.open("s")
     try:
         for step in range(30):
             kind = rng.choice(["prefill", "prefill", "garbage", "rewind", "rewind"])
@@ -160,12 +159,12 @@ def test_walks_with_saves_and_loads(pair: Pair, seed: int, number: int) -> None:
 LOAD = """
 import hashlib, sys
 from pathlib import Path
-from ds4c_runtime.local import open_local
+from port import load_session, open_machine
 from ds4c_runtime.store.session_store import SessionStore, Storage
-model = open_local(Path(sys.argv[1]))
+model = open_machine(Path(sys.argv[1]))
 store = SessionStore(model.manifest, Storage(Path(sys.argv[2])))
 (log,) = store.scan()
-session = store.load(log, model.stepper, model.store)
+session = load_session(model, store, log)
 print(session.state_valid, hashlib.sha256(session.logits()).hexdigest())
 report = session.rewind(133)
 print(report.kind.value, report.replayed_tokens, hashlib.sha256(session.logits()).hexdigest())
@@ -174,8 +173,8 @@ print(report.kind.value, report.replayed_tokens, hashlib.sha256(session.logits()
 
 def test_another_process(built: Build, tmp_path: Path) -> None:
     artifact = built("tiny-8").artifact
-    model = open_local(artifact)
-    session = model.session("s")
+    model = open_machine(artifact)
+    session = model.open()
     session.prefill(random.Random(5).choices(range(model.manifest.model.vocab_size), k=170))
     store = SessionStore(model.manifest, Storage(tmp_path))
     store.save(store.create(store.header(session), session), session)

@@ -5,11 +5,14 @@ from __future__ import annotations
 import random
 import tempfile
 from pathlib import Path
+from typing import Any
 
 import pytest
-from fake_executable import FakeDevice, FakeMachine
-from fake_gpu import FakeGpu, gpu_kernels, gpu_manifest, write_artifact
-from fake_metal import TEXT, FakeMetal
+from fake_executable import FakeDevice
+from fakes.gpu import FakeGpu
+from fakes.gpu_artifact import gpu_kernels, gpu_manifest, write_artifact
+from fakes.metal import TEXT, FakeMetal
+from port import CopyMode, Machine, check, graph_count, largest_snapshot, machine_of
 from rewind.bug_scenarios import rows_of
 from rewind.test_copy_modes import Walk
 
@@ -17,15 +20,11 @@ from ds4c_runtime.device import cuda, rocm
 from ds4c_runtime.device.base import Device
 from ds4c_runtime.device.metal import MetalDevice
 from ds4c_runtime.device.stream_device import StreamDevice
-from ds4c_runtime.snapshot import SnapshotLayout
-from ds4c_runtime.state import StateStore
-from ds4c_runtime.step import Stepper
-from ds4c_runtime.transport import CopyMode
 
 TARGETS = ("cuda", "rocm", "metal")
 
 
-def machine_on(target: str, mode: CopyMode, largest: float = 8.5) -> FakeMachine:
+def machine_on(target: str, mode: CopyMode, largest: float = 8.5) -> Machine[Any]:
     """Three sessions on the device of a target, and snapshots of so many times the largest one."""
     manifest = gpu_manifest(target)
     kernels = gpu_kernels(FakeDevice(manifest))
@@ -41,10 +40,8 @@ def machine_on(target: str, mode: CopyMode, largest: float = 8.5) -> FakeMachine
         if target == "metal":
             (artifact / "kernels.metal").write_text(TEXT)
         device.load(artifact, manifest, 1)
-    room = int(largest * SnapshotLayout(manifest).largest())
-    pages = 3 * manifest.limits.pages_per_session
-    store = StateStore(manifest, device, 3, pages, snapshot_bytes=room, copy_mode=mode)
-    return FakeMachine(manifest, device, store, Stepper(manifest, device, store))  # type: ignore[arg-type]
+    room = int(largest * largest_snapshot(manifest))
+    return machine_of(manifest, device, 3, snapshot_bytes=room, copy_mode=mode)
 
 
 @pytest.mark.slow
@@ -54,10 +51,10 @@ def test_random_sessions(mode: CopyMode, target: str, seed: int) -> None:
     machine = machine_on(target, mode)
     walk = Walk(machine, random.Random(f"{seed} {mode} {target}"))
     walk.run()
-    machine.store.check_integrity()
+    check(machine)
     if isinstance(machine.device, StreamDevice):
         # One for each entry point, and of a step for each bucket of rows.
-        assert len(machine.device._graphs) <= 3 + 7
+        assert graph_count(machine.device) <= 3 + 7
 
 
 @pytest.mark.parametrize("target", TARGETS)

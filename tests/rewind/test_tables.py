@@ -13,6 +13,7 @@ from collections.abc import Sequence
 import numpy as np
 import pytest
 from artifacts import Build, Built, tokens_for
+from port import CopyMode, poison, poison_sessions
 from rewind.rollback_rules import judge
 from rewind.row_machine import STORAGE, LateCopies, Restored, RowDevice, all_live, row_manifest
 from rewind.table import (
@@ -27,13 +28,12 @@ from rewind.table import (
     Way,
     transactions,
 )
-from rewind_reference import Memo, poison
+from rewind_reference import Memo
 
 from ds4c_runtime.device.copy_thread import CopyThread
 from ds4c_runtime.local import open_local
 from ds4c_runtime.manifest import RingState
 from ds4c_runtime.reports import RewindKind
-from ds4c_runtime.transport import CopyMode
 
 LATER_LAP = 256
 FIRST_LAP = 0
@@ -162,7 +162,7 @@ def test_snapshots_inside_a_step_that_begins_at_every_phase(mode: CopyMode) -> N
         for to in (259, 256, 128):
             report = session.rewind(to)
             assert (report.kind, report.base_position) == (_kind(to), to // 128 * 128)
-            session.timeline.poison_dead_rows()
+            poison_sessions(session)
             inside.check_now(session)
         inside.check_future(session, 128)
         session.close()

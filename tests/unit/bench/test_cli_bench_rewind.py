@@ -10,6 +10,7 @@ from typing import Any
 import numpy as np
 import pytest
 from artifacts import Build
+from port import drop_snapshots, memory_of, snapshot_size
 
 from ds4c.cli.bench_picture import draw_rewinds, print_rewinds
 from ds4c.cli.bench_rewind import byte_counts, targets
@@ -183,8 +184,8 @@ def test_allocated_bytes_are_those_of_the_plan(model: LocalModel) -> None:
     assert counts["page"] == pytest.approx(
         sum(a.rows_per_page * a.row_bytes for a in manifest.appends), abs=64 * len(manifest.appends)
     )
-    assert len(model.store.states) == 2 * manifest.arenas.state_slot
-    assert len(model.store.pages) == model.store.page_count * manifest.arenas.page
+    memory = memory_of(model)
+    assert memory.state_bytes_total == 2 * manifest.arenas.state_slot + memory.pages * manifest.arenas.page
 
 
 @pytest.mark.parametrize("name", ["tiny-8", "tiny-128"])
@@ -203,22 +204,24 @@ def test_bytes_of_a_token_of_horizon(built: Build, name: str) -> None:
 
 
 def test_bytes_of_snapshots_and_sessions_as_they_are_taken(model: LocalModel) -> None:
-    manifest, pool, store = model.manifest, model.store.snapshots, model.store
+    manifest = model.manifest
     session = model.session()
     for position in (1, 7, INTERVAL, 200):
         tokens = np.random.default_rng(position).integers(0, manifest.model.vocab_size, position).tolist()
         session.rewind(0)
-        pool.clear(session.timeline.ring)
+        drop_snapshots(session)
         session.prefill(tokens)
         info = session.take_snapshot()
         assert info is not None
         rows = [(position - max(0, r.live.first(position)), r.row_bytes) for r in manifest.rings]
         parts = [n * size for n, size in rows] + [4 * manifest.model.vocab_size]
         assert info.bytes == sum(-(-part // 64) * 64 for part in parts)
-        assert pool.bytes_used == sum(s.bytes for s in session.snapshots())
-        assert store.bytes_used + pool.bytes_used == session.state_bytes
+        memory = memory_of(model)
+        assert memory.snapshot_bytes == sum(s.bytes for s in session.snapshots())
+        assert memory.state_bytes + memory.snapshot_bytes == session.state_bytes
     assert byte_counts(model)["snapshot_largest"] >= max(
-        pool.layout.parts(p).total for p in range(4 * INTERVAL)
+        snapshot_size(manifest, p) for p in range(4 * INTERVAL)
     )
     session.close()
-    assert store.bytes_used == pool.bytes_used == 0
+    memory = memory_of(model)
+    assert memory.state_bytes == memory.snapshot_bytes == 0

@@ -8,13 +8,13 @@ from typing import Any
 
 import pytest
 from artifacts import Build
+from port import SnapshotOrigin, refuse_snapshots, set_snapshot_limits
 
 from benchmarks.bench import Bench
 from benchmarks.figures import memory, rewind, snapshots
 from benchmarks.llama_peer import STATE_BUFFER, Cache
 from benchmarks.own import Files, OwnModel
 from ds4c_runtime.session import Session
-from ds4c_runtime.snapshot import SnapshotOrigin
 
 
 @pytest.fixture
@@ -40,7 +40,7 @@ def test_rewinds_at_each_context(bench: Bench) -> None:
 
 
 def test_another_way_than_the_figure_is_about_is_an_error(bench: Bench) -> None:
-    bench.own.model.store.snapshots.session_bytes = 0
+    set_snapshot_limits(bench.own.model, session_bytes=0)
     with pytest.raises(RuntimeError, match=r"expected RewindKind.SNAPSHOT from 128, got .*REBUILD"):
         rewind.rewind(bench)
 
@@ -68,7 +68,7 @@ def test_other_tokens_with_snapshots_are_an_error(bench: Bench, monkeypatch: pyt
 
 
 def test_no_snapshots_on_either_side_is_an_error(bench: Bench, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("ds4c_runtime.snapshot_pool.SnapshotPool.reserve", lambda *_, **__: None)
+    refuse_snapshots(monkeypatch)
     with pytest.raises(RuntimeError, match="expected some on one side only, got 0 and 0"):
         snapshots.snapshots(bench)
 

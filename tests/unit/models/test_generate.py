@@ -125,7 +125,7 @@ def test_a_failed_write_leaves_nothing(tmp_path: Path, monkeypatch: pytest.Monke
     def fail(*_: object) -> None:
         raise OSError("disk full")
 
-    monkeypatch.setattr(generate, "_write_shards", fail)
+    monkeypatch.setattr(generate, "generate_tensor", fail)
     with pytest.raises(OSError, match="disk full"):
         write_checkpoint(TINY, tmp_path / "model", 1)
     assert list(tmp_path.iterdir()) == []

@@ -8,12 +8,12 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
-from fake_executable import FakeDevice, fake_engine
+from fake_executable import fake_engine
+from port import fail_next_call, refuse_restores
 
 from ds4c_runtime.counters import SECONDS, Counter, Counters, Histogram
 from ds4c_runtime.engine import Engine
 from ds4c_runtime.errors import BackendFailedError, NoProgressError, RewindTooDearError
-from ds4c_runtime.progress import ProgressGuard
 from ds4c_runtime.reports import RebuildReason, RewindCause, RewindKind, RewindReport
 from ds4c_runtime.requests import GenerationRequest, StopParams
 
@@ -71,24 +71,10 @@ def request(tokens: tuple[int, ...] = (), count: int = 5, **fields: Any) -> Gene
     return GenerationRequest(tokens=tokens, session_id="s", return_text=False, stop=stop, **fields)
 
 
-def device_of(engine: Engine) -> FakeDevice:
-    return engine._stepper._device  # type: ignore[return-value]
-
-
 def test_the_time_of_a_rewind_is_that_of_restore_and_replay() -> None:
     counters = Counters()
-    report = RewindReport(
-        RewindKind.SNAPSHOT_REPLAY,
-        RewindCause.CLIENT,
-        RebuildReason.NOT_REBUILT,
-        90,
-        70,
-        64,
-        6,
-        0.5,
-        0.25,
-        "s1",
-    )
+    kind, reason = RewindKind.SNAPSHOT_REPLAY, RebuildReason.NOT_REBUILT
+    report = RewindReport(kind, RewindCause.CLIENT, reason, 90, 70, 64, 6, 0.5, 0.25, "s1")
     counters.rewinds.record(report)
     assert counters.rewinds.seconds.values()[("snapshot_replay",)].sum == 0.75
 
@@ -236,8 +222,7 @@ def test_a_refused_rewind_counts_nothing(engine: Engine) -> None:
 
 
 def test_a_failed_rebuild_counts_when_it_is_made_good(engine: Engine) -> None:
-    device = device_of(engine)
-    device.fail_at = {device.calls}
+    fail_next_call(engine)
 
     def failing() -> None:
         with pytest.raises(BackendFailedError):
@@ -265,10 +250,7 @@ def test_tokens_withdrawn_by_a_stop_string_are_counted_by_their_cause() -> None:
 
 
 def test_a_generation_without_progress_is_counted(engine: Engine, monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(_: ProgressGuard, position: int, snapshot_id: str) -> None:
-        raise NoProgressError(position, snapshot_id)
-
-    monkeypatch.setattr(ProgressGuard, "restored", refuse)
+    refuse_restores(monkeypatch)
 
     def failing() -> None:
         with pytest.raises(NoProgressError):

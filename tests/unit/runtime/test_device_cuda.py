@@ -13,7 +13,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from fake_executable import FakeDevice
-from fake_gpu import FakeGpu, gpu_kernels, gpu_manifest, write_artifact
+from fakes.gpu import FakeGpu
+from fakes.gpu_artifact import gpu_kernels, gpu_manifest, write_artifact
+from port import twin_address
 
 from ds4c_runtime.device import cuda, stream_device
 from ds4c_runtime.device.cuda import NAMES, CudaDevice, CudaDriver, choose_image
@@ -142,8 +144,7 @@ def test_without_graphs_every_step_launches(tmp_path: Path, monkeypatch: pytest.
 def test_only_the_logits_that_were_asked_for_come_down(case: Case) -> None:
     io = case.manifest.io
     at, start = io.logit_rows.offset, io.logits.offset
-    twin = next(iter(case.device._twins.values())).device
-    filled = case.gpu.view(twin.address)
+    filled = case.gpu.view(twin_address(case.device))
     filled[start : start + io.logits.bytes] = 7
     case.io[at : at + 4].view(np.int32)[0] = 2
     case.step()

@@ -14,12 +14,12 @@ from typing import Any
 import numpy as np
 import pytest
 from fake_executable import small_manifest
-from fake_gpu import gpu_manifest, gpu_plan, write_artifact
-from fake_metal import ARENAS, TEXT, FakeMetal, NewOptions, Options
+from fakes.gpu_artifact import gpu_manifest, gpu_plan, write_artifact
+from fakes.metal import ARENAS, TEXT, FakeMetal, NewOptions, Options
+from port import metal_buffer, metal_buffers
 
 from ds4c_runtime.device import metal, metal_library
 from ds4c_runtime.device.metal import MetalDevice
-from ds4c_runtime.device.stream_memory import address_of
 from ds4c_runtime.errors import ArtifactError, DeviceError, DeviceMemoryError
 from ds4c_runtime.launches import Extent
 
@@ -106,26 +106,26 @@ def test_weights_are_the_mapped_file_or_a_copy_of_it(case: Case, how: str) -> No
         case.api.refused.add("wrap")
     case.load()
     assert case.device.weights.tobytes() == b"weights"
-    buffer = case.device._buffers[address_of(case.device.weights)]
+    buffer = metal_buffer(case.device, case.device.weights)
     assert bytes(buffer.contents().as_buffer(7)) == b"weights"
     assert (len(buffer.memory) == 4096) == (how == "wraps")
 
 
 def test_arenas_are_shared_buffers_that_live_as_long_as_any_view(case: Case) -> None:
     case.load()
-    held = len(case.device._buffers)
+    held = metal_buffers(case.device)
     arena, empty = case.device.allocate(100), case.device.allocate(0)
     assert (arena.shape, arena.any(), empty.shape) == ((100,), False, (0,))
-    assert len(case.device._buffers) == held + 2
+    assert metal_buffers(case.device) == held + 2
     case.device.write(arena, 4, np.full(4, 9, np.uint8))
     view = arena[4:8]
     del arena, empty
     gc.collect()
-    assert len(case.device._buffers) == held + 1
+    assert metal_buffers(case.device) == held + 1
     assert view.tolist() == [9] * 4
     del view
     gc.collect()
-    assert len(case.device._buffers) == held
+    assert metal_buffers(case.device) == held
 
 
 def test_no_room(case: Case) -> None:

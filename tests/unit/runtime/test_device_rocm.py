@@ -10,7 +10,8 @@ from types import SimpleNamespace
 import numpy as np
 import pytest
 from fake_executable import FakeDevice
-from fake_gpu import FakeGpu, gpu_kernels, gpu_manifest, write_artifact
+from fakes.gpu import FakeGpu
+from fakes.gpu_artifact import gpu_kernels, gpu_manifest, write_artifact
 
 from ds4c_runtime.device import rocm
 from ds4c_runtime.device.rocm import NAMES, RocmDevice, RocmDriver, choose_image

@@ -9,7 +9,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
-from fake_executable import FakeDevice, fake_engine, small_manifest
+from fake_executable import fake_engine, small_manifest
+from port import check, device_of, fail_next_call, verify_weights
 
 from ds4c_runtime.engine import Engine
 from ds4c_runtime.errors import (
@@ -59,15 +60,11 @@ def wait_for(condition: Callable[[], object], seconds: float = 5) -> None:
         time.sleep(0.001)
 
 
-def device_of(engine: Engine) -> FakeDevice:
-    return engine._stepper._device  # type: ignore[return-value]
-
-
 @pytest.fixture
 def engine() -> Iterator[Engine]:
     with fake_engine() as made:
         yield made
-        made._store.check_integrity()
+        check(made)
 
 
 @pytest.fixture
@@ -251,8 +248,7 @@ def test_fork_calls(engine: Engine) -> None:
         engine.fork("s", "me", new_id="t")
     with pytest.raises(PositionOutOfRangeError):
         engine.fork("s", "me", at=61)
-    device = device_of(engine)
-    device.fail_at = {device.calls}
+    fail_next_call(engine)
     with pytest.raises(BackendFailedError):
         engine.fork("s", "me", new_id="u")
     assert len(engine.list_sessions("me")) == 3
@@ -407,8 +403,7 @@ def test_consumer_that_raises_ends_its_generation(engine: Engine) -> None:
 
 def test_device_failure_and_the_next_generation(engine: Engine) -> None:
     engine.open_session("s")
-    device = device_of(engine)
-    device.fail_at = {device.calls + 7}  # two chunks of the prompt, a snapshot, four tokens
+    fail_next_call(engine, 7)  # two chunks of the prompt, a snapshot, four tokens
     with pytest.raises(BackendFailedError):
         engine.run(ids_only(session_id="s"))
     info = engine.get_session("s")
@@ -559,7 +554,7 @@ def test_weights_that_turn_out_wrong_stop_the_engine(tmp_path: Path) -> None:
     with fake_engine(manifest=manifest, step_delay_seconds=0.005) as engine:
         engine.open_session("s")
         running = engine.generate(ids_only(session_id="s", stop=StopParams(ignore_eos=True)), bounded=False)
-        engine._verify(tmp_path, ("weights.bin",), seen.append)
+        verify_weights(engine, tmp_path, ("weights.bin",), seen.append)
         assert [type(e) for e in seen] == [ArtifactError]
         assert running.done.result().reason is FinishReason.CANCELLED
         for call in (

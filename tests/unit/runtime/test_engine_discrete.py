@@ -7,15 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from discrete_device import DiscreteFake
-from fake_executable import FakeDevice, fake_engine
-from unit.runtime.test_engine import device_of, ids_only, wait_for
+from fake_executable import fake_engine
+from fakes.discrete import DiscreteFake
+from port import CopyMode, check, device_of, fail_next_call
+from unit.runtime.test_engine import ids_only, wait_for
 
 from ds4c_runtime.engine import Engine
 from ds4c_runtime.reports import RewindKind
 from ds4c_runtime.requests import StopParams
 from ds4c_runtime.store.session_store import Storage
-from ds4c_runtime.transport import CopyMode
 
 PROMPT = tuple(range(200, 290))
 
@@ -62,7 +62,7 @@ def make() -> Iterator[Callable[..., Engine]]:
     yield engine
     for each in made:
         each.shutdown(0)
-        each._store.check_integrity()
+        check(each)
 
 
 @pytest.mark.parametrize("mode", CopyMode)
@@ -107,8 +107,7 @@ def test_a_step_that_fails_is_made_good(make: Callable[..., Engine]) -> None:
     engine = make()
     engine.open_session("s")
     generate(engine, *PROMPT)
-    device: FakeDevice = device_of(engine)
-    device.fail_at = {device.calls}
+    fail_next_call(engine)
     with pytest.raises(Exception, match="step failed"):
         generate(engine, 3)
     wait_for(lambda: not engine.get_session("s").is_busy)

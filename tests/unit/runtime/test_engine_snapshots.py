@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 from fake_executable import fake_engine, small_manifest
+from port import SnapshotInfo, SnapshotOrigin, check
 
 from ds4c_runtime.counters import Counters
 from ds4c_runtime.engine import Engine
@@ -24,7 +25,6 @@ from ds4c_runtime.errors import (
 )
 from ds4c_runtime.reports import RewindCause, RewindKind
 from ds4c_runtime.requests import Event, GenerationRequest, StopParams
-from ds4c_runtime.snapshot import SnapshotInfo, SnapshotOrigin
 from ds4c_runtime.store.session_store import Storage
 
 PROMPT = tuple(range(100, 200))
@@ -55,7 +55,7 @@ def engine() -> Iterator[Engine]:
         made.open_session("s")
         made.run(request(PROMPT))
         yield made
-        made._store.check_integrity()
+        check(made)
 
 
 def test_the_list_has_interior_positions_and_the_ends_of_prompts_and_turns(engine: Engine) -> None:

@@ -7,19 +7,23 @@ import random
 import numpy as np
 import pytest
 from fake_executable import FakeMachine, fake_machine, small_manifest
+from port import (
+    SnapshotOrigin,
+    check,
+    largest_snapshot,
+    logits_cannot_be_copied,
+    step_together,
+)
 
-from ds4c_runtime.errors import BackendFailedError, InvalidRequestError
-from ds4c_runtime.memory_plan import plan_memory
-from ds4c_runtime.session import Session, step_sessions
-from ds4c_runtime.snapshot import SnapshotOrigin
-from ds4c_runtime.snapshot_pool import MOST_BYTES
+from ds4c_runtime.errors import BackendFailedError
+from ds4c_runtime.session import Session
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
     return random.Random(seed).choices(range(1024), k=count)
 
 
-def check(machine: FakeMachine, session: Session) -> None:
+def equal_to_fresh(machine: FakeMachine, session: Session) -> None:
     """Right as a fresh session is, and nothing leaked."""
     fresh = fake_machine(max_sessions=1).open()
     fresh.prefill(session.history)
@@ -27,33 +31,25 @@ def check(machine: FakeMachine, session: Session) -> None:
     assert got is not None
     assert want is not None
     assert np.array_equal(got, want)
-    session.timeline.check_integrity()
-    machine.store.check_integrity()
+    check(machine, session)
 
 
-class FailingCopy(np.ndarray):
-    """An array that cannot be copied, as if memory had run out."""
-
-    def __getitem__(self, key: object) -> object:
-        raise MemoryError("no memory for the logits")
-
-
-def test_memory_runs_out_after_the_device_ran(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_memory_runs_out_after_the_device_ran() -> None:
     """The rows are written by then; marks of the step are reserved."""
     machine, given = fake_machine(), tokens(60)
     session, other = machine.open("a"), machine.open("b")
     session.prefill(given[:30])
     other.prefill(given[:20])
-    io = machine.stepper._io  # pyright: ignore[reportPrivateUsage]
-    with monkeypatch.context() as patch:
-        patch.setattr(io, "logits", io.logits.view(FailingCopy))
-        with pytest.raises(BackendFailedError, match="expected its logits, got MemoryError"):
-            step_sessions(machine.stepper, [(session, given[30:40], 1), (other, given[20:24], 1)])
+    with (
+        logits_cannot_be_copied(machine),
+        pytest.raises(BackendFailedError, match="expected its logits, got MemoryError"),
+    ):
+        step_together(machine, [(session, given[30:40], 1), (other, given[20:24], 1)])
     assert [(s.position, s.state_valid) for s in (session, other)] == [(30, False), (20, False)]
-    machine.store.check_integrity()
+    check(machine)
     for each in (session, other):
         each.rebuild()
-        check(machine, each)
+        equal_to_fresh(machine, each)
 
 
 def test_a_page_cannot_be_copied() -> None:
@@ -65,16 +61,16 @@ def test_a_page_cannot_be_copied() -> None:
     with pytest.raises(BackendFailedError, match="page not copied: expected the device to finish"):
         session.step(given[40:41])
     machine.device.fails_copies = False
-    machine.store.check_integrity()
+    check(machine)
     assert session.position == 40
     session.rebuild()
     session.step(given[40:50])
-    check(machine, session)
+    equal_to_fresh(machine, session)
 
 
 def test_a_busy_session_gets_its_share_of_a_full_pool() -> None:
     manifest = small_manifest(context=512)
-    size = fake_machine(manifest).store.snapshots.layout.largest()
+    size = largest_snapshot(manifest)
     machine = fake_machine(manifest, snapshot_bytes=6 * size)
     idle, busy = machine.open("idle"), machine.open("busy")
     idle.prefill(tokens(400))
@@ -95,10 +91,3 @@ def test_the_end_of_a_branch_that_was_left_is_kept() -> None:
     assert end is not None
     assert end.snapshot_id in [info.snapshot_id for info in session.snapshots()]
     assert session.rewind_to_snapshot(end.snapshot_id).to_position == 700
-
-
-def test_a_pool_that_kernels_cannot_address_is_refused() -> None:
-    manifest = small_manifest()
-    with pytest.raises(InvalidRequestError, match=r"expected a snapshot budget of 0 to \d+ bytes"):
-        plan_memory(manifest, 1, None, MOST_BYTES + 1)
-    assert plan_memory(manifest, 1 << 24, None).snapshots <= MOST_BYTES

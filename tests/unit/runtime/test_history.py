@@ -103,15 +103,16 @@ def test_a_digest_costs_one_block_whatever_the_length(monkeypatch: pytest.Monkey
 
     history = History(TOKENIZER, some(40 * BLOCK_TOKENS + 3, 2))
     hashed: list[int] = []
-    to_bytes = module._bytes
+    to_array = np.array
 
-    def counting(tokens: array[int]) -> bytes:
+    def counting(tokens: array[int], *, dtype: str) -> np.ndarray:
         hashed.append(len(tokens))
-        return to_bytes(tokens)
+        return to_array(tokens, dtype=dtype)
 
-    monkeypatch.setattr(module, "_bytes", counting)
+    monkeypatch.setattr(module.np, "array", counting)
     for at in (40 * BLOCK_TOKENS + 3, 20 * BLOCK_TOKENS, 17 * BLOCK_TOKENS + 255, 0):
         history.digest_at(at)
+    assert len(hashed) == 4
     assert max(hashed) < BLOCK_TOKENS
 
 

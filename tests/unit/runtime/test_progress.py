@@ -6,6 +6,7 @@ from collections.abc import Callable
 
 import pytest
 from fake_executable import fake_engine
+from port import engine_session, lose_state
 
 from ds4c_runtime.engine import Engine
 from ds4c_runtime.errors import NoProgressError
@@ -23,14 +24,14 @@ ASKED = GenerationRequest(
 
 def lose_and_go_back(session: Session) -> None:
     """The state is lost, and the session goes back to where the output begins."""
-    session.timeline.forget_state()
+    lose_state(session)
     session.rewind(len(PROMPT))
 
 
 def run(engine: Engine, at_each_token: Callable[[Session], None]) -> FinishReason:
     def on_event(event: Event) -> None:
         if isinstance(event, TokenDelta):
-            at_each_token(engine._registry.find("s", "").opened)
+            at_each_token(engine_session(engine, "s"))
 
     engine.open_session("s")
     return engine.generate(ASKED, "", on_event).done.result().reason

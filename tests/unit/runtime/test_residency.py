@@ -9,12 +9,24 @@ import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
-import numpy as np
 import pytest
 from bad_input.helpers import entries, flip
 from fake_executable import FakeDevice, fake_engine, small_manifest
+from port import (
+    check,
+    device_of,
+    die,
+    engine_history,
+    engine_session,
+    fail_next_call,
+    is_on_trial,
+    memory_of,
+    pages_in_use,
+    parked_sessions,
+    resident_sessions,
+)
 from unit.runtime.store.crashes import failing
-from unit.runtime.test_engine import device_of, ids_only, wait_for
+from unit.runtime.test_engine import ids_only, wait_for
 
 from ds4c_runtime.engine import Engine
 from ds4c_runtime.errors import (
@@ -39,12 +51,6 @@ NOTHING = StopParams(max_output_tokens=0)
 
 def tokens(count: int, seed: int = 0) -> tuple[int, ...]:
     return tuple(random.Random(seed).choices(range(2, 1024), k=count))
-
-
-def die(engine: Engine) -> None:
-    """End an engine as a process that is killed does: nothing is written any more."""
-    engine._worker.stop()
-    engine._residency.close()
 
 
 class Kept:
@@ -87,11 +93,6 @@ def fresh_tokens(history: tuple[int, ...]) -> tuple[int, ...]:
         return engine.run(ids_only(tokens=history)).tokens
 
 
-def history(engine: Engine, session_id: str, owner: str = "") -> tuple[int, ...]:
-    entry = engine._registry.find(session_id, owner)
-    return entry.session.history if entry.session else tuple(entry.parked.tokens.tolist())
-
-
 # --- restart
 
 
@@ -126,7 +127,7 @@ def test_sessions_come_back_after_a_restart(kept: Kept, end: Callable[[Engine], 
     else:
         assert (plan.kind, plan.rebuild_reason) == (RewindKind.REBUILD, RebuildReason.EVICTED)
     for name in ("a", "b"):
-        expected = fresh_tokens(history(again, name, "me"))
+        expected = fresh_tokens(engine_history(again, name, "me"))
         assert next_tokens(again, name, "me") == expected
     feed(again, "empty", tokens(5))
     assert kept.said == []
@@ -149,7 +150,7 @@ def test_every_turn_is_on_the_disk_before_it_is_answered(kept: Kept) -> None:
         lambda: engine.submit_rewind("s", drop=1, defer=True),
     ):
         future = call()
-        future.add_done_callback(lambda _: seen.append(stored() == list(history(engine, "s"))))
+        future.add_done_callback(lambda _: seen.append(stored() == list(engine_history(engine, "s"))))
         future.result()
     wait_for(lambda: len(seen) == 4)
     assert all(seen)
@@ -159,7 +160,7 @@ def test_a_turn_that_fails_or_is_cancelled_is_stored_as_far_as_it_came(kept: Kep
     engine = kept.engine()
     engine.open_session("s")
     device = device_of(engine)
-    device.fail_at = {device.calls + 6}
+    fail_next_call(engine, 6)
     with pytest.raises(BackendFailedError):
         engine.run(ids_only(session_id="s"))
     position = engine.get_session("s").position
@@ -170,9 +171,9 @@ def test_a_turn_that_fails_or_is_cancelled_is_stored_as_far_as_it_came(kept: Kep
     wait_for(lambda: engine.get_session("s").position > position + 2)
     generation.cancel()
     generation.done.result()
-    expected = history(engine, "s")
+    expected = engine_history(engine, "s")
     die(engine)
-    assert history(kept.engine(), "s") == expected
+    assert engine_history(kept.engine(), "s") == expected
 
 
 def test_snapshots_and_pins_come_back(kept: Kept) -> None:
@@ -265,8 +266,8 @@ def test_a_full_disk_costs_no_turn(kept: Kept, monkeypatch: pytest.MonkeyPatch) 
     feed(engine, "new", tokens(3))
     die(engine)
     again = kept.engine()
-    assert history(again, "s") == tokens(50) + tokens(3)
-    assert history(again, "new") == tokens(5) + tokens(3)
+    assert engine_history(again, "s") == tokens(50) + tokens(3)
+    assert engine_history(again, "new") == tokens(5) + tokens(3)
 
 
 def test_a_bad_state_is_set_aside_and_the_session_rebuilt(kept: Kept) -> None:
@@ -294,16 +295,15 @@ def test_a_state_whose_first_use_fails_is_not_used_again(kept: Kept) -> None:
     feed(engine, "s", tokens(80))
     engine.shutdown()
     again = kept.engine()
-    device = device_of(again)
     again.plan_rewind("s", to=80)
-    device.fail_at = {device.calls}
+    fail_next_call(again)
     with pytest.raises(BackendFailedError):
         next_tokens(again, "s")
     assert [p.suffixes for p in kept.folder.glob("*.bad")] == [[".state", ".bad"]]
     assert again.list_snapshots("s") == []
     plan = again.plan_rewind("s", to=80)
     assert (plan.kind, plan.rebuild_reason) == (RewindKind.REBUILD, RebuildReason.INTEGRITY_FAILED)
-    assert next_tokens(again, "s")[1:] == fresh_tokens(history(again, "s")[:81])[:9]
+    assert next_tokens(again, "s")[1:] == fresh_tokens(engine_history(again, "s")[:81])[:9]
 
 
 def test_states_of_damaged_weights_are_not_kept(kept: Kept) -> None:
@@ -335,7 +335,7 @@ def test_a_refused_request_is_no_proof(kept: Kept) -> None:
     again.plan_rewind("s", to=80)
     with pytest.raises(RuntimeFailure):
         again.rewind("s", to_snapshot="none")
-    assert again._registry.find("s", "").opened.timeline.first_use is not None, "judged without a use"
+    assert is_on_trial(engine_session(again, "s")), "judged without a use"
     trials: list[int] = []
     request = ids_only(session_id="s", tokens=())
     again.run(request, on_event=lambda _: trials.append(len(list(kept.folder.glob("*.trial")))))
@@ -369,7 +369,7 @@ def test_more_sessions_than_slots(kept: Kept) -> None:
                 assert load.resident_sessions <= (6 if engine is roomy else 2)
             assert results[1:] == results[:-1]
         for engine in engines:
-            engine._store.check_integrity()
+            check(engine)
         engines[1].shutdown()
     assert kept.said == []
 
@@ -381,17 +381,14 @@ def test_the_cheapest_to_rebuild_is_parked_first_and_a_pinned_one_never() -> Non
             feed(engine, name, tokens(count))
         pinned = engine.pin_snapshot("pinned", position=10)
 
-        def resident() -> set[str]:
-            return {e.session_id for e in engine._registry.entries() if e.session is not None}
-
         engine.open_session("new")
-        assert resident() == {"long", "pinned", "middle", "new"}
+        assert resident_sessions(engine) == {"long", "pinned", "middle", "new"}
         feed(engine, "new", tokens(90))
         feed(engine, "short", tokens(1))
-        assert resident() == {"long", "pinned", "new", "short"}
+        assert resident_sessions(engine) == {"long", "pinned", "new", "short"}
         engine.unpin_snapshot("pinned", pinned.snapshot_id)
         feed(engine, "middle", tokens(1))
-        assert resident() == {"long", "new", "short", "middle"}
+        assert resident_sessions(engine) == {"long", "new", "short", "middle"}
 
 
 def test_nothing_may_go() -> None:
@@ -435,7 +432,7 @@ def test_pages_that_are_short_park_sessions() -> None:
         assert result.started.rewind is not None
         assert result.started.rewind.rebuild_reason is RebuildReason.EVICTED
         assert result.tokens == fresh_tokens(tokens(180))
-        engine._store.check_integrity()
+        check(engine)
 
 
 def test_a_parked_session_comes_back_from_disk_without_a_step(kept: Kept) -> None:
@@ -482,7 +479,7 @@ def test_a_session_that_is_being_changed_is_not_parked() -> None:
         with pytest.raises(SessionBusyError):
             feed(engine, "a", tokens(1))
         assert running.done.result().end_position == 150
-        engine._store.check_integrity()
+        check(engine)
 
 
 def test_calls_from_many_threads_on_few_slots(kept: Kept) -> None:
@@ -508,9 +505,9 @@ def test_calls_from_many_threads_on_few_slots(kept: Kept) -> None:
     for thread in threads:
         thread.join()
     assert failures == []
-    engine._store.check_integrity()
+    check(engine)
     for name in "abcdef":
-        expected = fresh_tokens(history(engine, name))
+        expected = fresh_tokens(engine_history(engine, name))
         assert next_tokens(engine, name) == expected
 
 
@@ -528,16 +525,15 @@ def test_counted_bytes_are_allocated_bytes(budget: int | None) -> None:
         memory = engine.limits.memory
         assert memory.total == device.allocated + engine.manifest.arenas.weights
         assert budget is None or memory.total <= budget
-        load, store = engine.load_info(), engine._store
-        assert load.state_bytes_budget == len(store.states) + len(store.pages)
-        assert load.snapshot_bytes_budget == len(store.snapshots.arena) == memory.snapshots
+        load, has = engine.load_info(), memory_of(engine)
+        assert load.state_bytes_budget == has.state_bytes_total
+        assert load.snapshot_bytes_budget == has.snapshot_arena_bytes == memory.snapshots
         for name in "abcd":
             engine.open_session(name)
             feed(engine, name, tokens(100))
         load = engine.load_info()
         arenas = engine.manifest.arenas
-        slots = sum(e.session is not None for e in engine._registry.entries())
-        pages = {p for e in engine._registry.entries() if e.session for p in e.session.timeline.lease.pages}
+        slots, pages = len(resident_sessions(engine)), pages_in_use(engine)
         assert load.resident_sessions == slots == 3
         assert load.state_bytes_used >= slots * arenas.state_slot + len(pages) * arenas.page
         assert load.state_bytes_used <= load.state_bytes_budget
@@ -554,4 +550,4 @@ def test_a_parked_session_takes_no_state(kept: Kept) -> None:
     load = engine.load_info()
     assert load.state_bytes_used == empty.state_bytes_used + engine.manifest.arenas.state_slot
     assert load.snapshot_bytes_used == 0
-    assert np.count_nonzero([e.parked is not None for e in engine._registry.entries()]) == 1
+    assert parked_sessions(engine) == {"a"}

@@ -9,9 +9,10 @@ from pathlib import Path
 import pytest
 from bad_input.helpers import entries, flip
 from fake_executable import fake_engine, small_manifest
+from port import break_end_of_turns, check, check_room, die, engine_history, fail_next_call, set_disk_budget
 from unit.runtime.store.crashes import failing
-from unit.runtime.test_engine import device_of, ids_only
-from unit.runtime.test_residency import Kept, die, feed, fresh_tokens, history, next_tokens, tokens
+from unit.runtime.test_engine import ids_only
+from unit.runtime.test_residency import Kept, feed, fresh_tokens, next_tokens, tokens
 
 from ds4c_runtime.engine import Engine
 from ds4c_runtime.errors import BackendFailedError, MemoryBudgetError, StoreFailedError
@@ -113,8 +114,7 @@ def test_a_fork_that_fails_condemns_the_file_of_its_parent(kept: Kept) -> None:
     engine.shutdown()
     again = kept.engine()
     again.fork("s", new_id="t")
-    device = device_of(again)
-    device.fail_at = {device.calls}
+    fail_next_call(again)
     with pytest.raises(BackendFailedError):
         next_tokens(again, "t")
     assert "state.bad" in suffixes(kept)
@@ -129,7 +129,7 @@ def test_a_shutdown_leaves_no_file_on_trial(kept: Kept) -> None:
     engine.shutdown()
     engine = kept.engine()
     engine.rewind("s", to=48, defer=True)
-    engine._stored.disk_budget = 0  # pyright: ignore
+    set_disk_budget(engine, 0)
     engine.list_snapshots("s")
     engine.shutdown()
     assert suffixes(kept) == ["log", "state"]
@@ -226,7 +226,7 @@ def test_the_end_of_a_turn_costs_its_new_tokens(kept: Kept, monkeypatch: pytest.
         feed(engine, "s", tokens(4))
         assert engine.save_session("s")
     die(engine)
-    assert history(kept.engine(), "s") == tokens(150)[:20] + tokens(4)
+    assert engine_history(kept.engine(), "s") == tokens(150)[:20] + tokens(4)
 
 
 def test_a_bug_at_the_end_of_a_turn_leaves_the_sessions_free(
@@ -236,11 +236,8 @@ def test_a_bug_at_the_end_of_a_turn_leaves_the_sessions_free(
     engine.open_session("s")
     feed(engine, "s", tokens(50))
 
-    def broken(*_: object) -> None:
-        raise ZeroDivisionError
-
     with monkeypatch.context() as patch:
-        patch.setattr(engine._residency, "persist", broken)
+        break_end_of_turns(engine, patch, ZeroDivisionError())
         for call in (
             lambda: next_tokens(engine, "s"),
             lambda: engine.rewind("s", drop=1),
@@ -298,12 +295,11 @@ def test_a_call_that_changes_nothing_parks_nobody() -> None:
             feed(engine, "d", tokens(200, 2))
         assert all(info.is_resident for info in engine.list_sessions())
         assert engine.counters.session_evictions.values() == {("disk",): 0, ("history",): 0}
-        entry = engine._registry.find("d", "")
-        engine._store.check_room(entry.opened.timeline.lease, 0, 3 * 32)
+        check_room(engine, "d", 0, 3 * 32)
         assert all(info.is_resident for info in engine.list_sessions()), "a check parks nobody"
         feed(engine, "d", tokens(96, 2))
         assert engine.counters.session_evictions.values()["history",] > 0
-        engine._store.check_integrity()
+        check(engine)
 
 
 def test_reasons_are_those_of_the_last_rebuild(kept: Kept) -> None:

@@ -11,8 +11,19 @@ from functools import partial
 
 import fake_executable
 import numpy as np
+import port
 import pytest
 from fake_executable import FakeMachine, small_manifest
+from port import (
+    device_calls,
+    fail_next_call,
+    memory_of,
+    page_references,
+    pages_of,
+    poison_dead,
+    shared_blocks,
+    step_together,
+)
 
 from ds4c_runtime.errors import (
     BackendFailedError,
@@ -26,8 +37,7 @@ from ds4c_runtime.errors import (
     StateInvalidError,
 )
 from ds4c_runtime.reports import RebuildReason, RewindCause, RewindKind
-from ds4c_runtime.session import Session, step_sessions
-from ds4c_runtime.step import Rates
+from ds4c_runtime.session import Session
 
 HORIZON = 6
 fake_machine = partial(fake_executable.fake_machine, snapshot_bytes=0)
@@ -60,9 +70,7 @@ def tokens(count: int, seed: int = 0) -> list[int]:
 
 def check(machine: FakeMachine, *sessions: Session) -> None:
     """Poison what may not be read, then compare every session with a fresh one."""
-    machine.store.poison_free()
-    for session in sessions:
-        session.timeline.poison_dead_rows()
+    port.poison(machine, *sessions)
     for session in sessions:
         logits = session.logits()
         if session.position == 0:
@@ -70,8 +78,7 @@ def check(machine: FakeMachine, *sessions: Session) -> None:
         else:
             assert logits is not None
             assert np.array_equal(logits, ORACLE.logits(session.history))
-        session.timeline.check_integrity()
-    machine.store.check_integrity()
+    port.check(machine, *sessions)
 
 
 @pytest.mark.parametrize("chunks", [[60], [1] * 60, [24, 24, 12], [5, 1, 23, 7, 24], [3, 4, 5, 16, 17, 15]])
@@ -158,7 +165,7 @@ def test_rewind_to_zero_and_again() -> None:
     report = session.rewind(0)
     assert (report.kind, report.replayed_tokens) == (RewindKind.IN_PLACE, 0)
     assert session.logits() is None
-    assert machine.store.free_pages == machine.store.page_count
+    assert memory_of(machine).free_pages == memory_of(machine).pages
     session.prefill(tokens(5, seed=3))
     assert session.rewind(0).kind is RewindKind.IN_PLACE
     session.prefill(tokens(50, seed=4))
@@ -170,31 +177,31 @@ def test_saved_logits_are_used_and_else_one_token_is_replayed() -> None:
     session, given = machine.open(), tokens(45)
     session.prefill(given[:40])
     session.step(given[40:], all_logits=True)
-    calls = machine.device.calls
+    calls = device_calls(machine)
     session.rewind(42)
     assert np.array_equal(session.logits(), ORACLE.logits(tuple(given[:42])))
-    assert machine.device.calls == calls
+    assert device_calls(machine) == calls
     assert session.last_rewind is not None
     assert session.last_rewind.replayed_tokens == 0
     session.rewind(40)  # the whole block is rejected: where it began, the logits are held too
     assert np.array_equal(session.logits(), ORACLE.logits(tuple(given[:40])))
-    assert machine.device.calls == calls
+    assert device_calls(machine) == calls
     assert session.last_rewind.replayed_tokens == 0
     session.rewind(39)
     assert np.array_equal(session.logits(), ORACLE.logits(tuple(given[:39])))
-    assert machine.device.calls == calls + 1
+    assert device_calls(machine) == calls + 1
     assert session.last_rewind.replayed_tokens == 1
     assert session.last_rewind.kind is RewindKind.IN_PLACE
     assert session.high_water == 45
     session.logits()
-    assert machine.device.calls == calls + 1
+    assert device_calls(machine) == calls + 1
 
 
 def test_refused_rewinds_change_nothing() -> None:
     machine = fake_machine()
     session = machine.open()
     session.prefill(tokens(60))
-    before = (session.history, session.epoch, session.high_water, session.last_rewind, machine.device.calls)
+    before = (session.history, session.epoch, session.high_water, session.last_rewind, device_calls(machine))
     for to in (-1, 61, 10**9, -(2**63)):
         with pytest.raises(PositionOutOfRangeError, match=r"expected a position in \[0, 60\], got"):
             session.rewind(to)
@@ -207,7 +214,7 @@ def test_refused_rewinds_change_nothing() -> None:
         session.epoch,
         session.high_water,
         session.last_rewind,
-        machine.device.calls,
+        device_calls(machine),
     )
     check(machine, session)
     assert session.rewind(30, max_replay_tokens=30).kind is RewindKind.REBUILD
@@ -228,11 +235,11 @@ def test_no_op_rewind_keeps_epoch_and_logits() -> None:
     machine = fake_machine()
     session = machine.open()
     session.prefill(tokens(20))
-    calls = machine.device.calls
+    calls = device_calls(machine)
     assert session.rewind(20).kind is RewindKind.NONE
     assert session.epoch == 0
     session.logits()
-    assert machine.device.calls == calls
+    assert device_calls(machine) == calls
 
 
 def test_deferred_rewind_is_rebuilt_by_the_next_prefill() -> None:
@@ -293,20 +300,6 @@ def test_estimated_seconds_follow_measured_speed() -> None:
     assert session.plan_rewind(58).estimated_seconds == 0
 
 
-def test_measured_speed_is_a_running_mean_of_seconds_a_token() -> None:
-    rates = Rates()
-    assert rates.estimate(5) == 0
-    rates.record(8, 0.8)
-    assert rates.estimate(4) == pytest.approx(0.4)
-    assert rates.estimate(1) == pytest.approx(0.1), "no step of one row was measured"
-    rates.record(10, 2.0)  # a fifth of the new measurement: 0.1 + 0.2 * (0.2 - 0.1)
-    assert rates.estimate(10) == pytest.approx(1.2)
-    rates.record(1, 0.05)
-    assert (rates.estimate(1), rates.estimate(2)) == (pytest.approx(0.05), pytest.approx(0.24))
-    rates.record_restore(1000, 0.5)
-    assert rates.estimate_restore(3000) == pytest.approx(1.5)
-
-
 def test_fork_shares_pages_and_copies_on_write_both_ways() -> None:
     machine = fake_machine()
     parent = machine.open("parent")
@@ -314,15 +307,15 @@ def test_fork_shares_pages_and_copies_on_write_both_ways() -> None:
     child, report = parent.fork(72)
     assert (report.kind, report.cause) == (RewindKind.IN_PLACE, RewindCause.BRANCH)
     assert (report.from_position, report.to_position) == (75, 72)
-    pages = parent.timeline.lease.pages
-    assert child.timeline.lease.pages == pages
-    assert [machine.store.page_references(p) for p in pages] == [2, 2, 2]
+    pages = pages_of(parent)
+    assert pages_of(child) == pages
+    assert page_references(machine, pages) == [2, 2, 2]
     check(machine, parent, child)
     parent.step(tokens(9, seed=1))
-    after = parent.timeline.lease.pages
+    after = pages_of(parent)
     assert after[:2] == pages[:2]
-    assert after[2] != child.timeline.lease.pages[2]
-    assert [machine.store.page_references(p) for p in child.timeline.lease.pages] == [2, 2, 1]
+    assert after[2] != pages_of(child)[2]
+    assert page_references(machine, pages_of(child)) == [2, 2, 1]
     child.step(tokens(9, seed=2))
     check(machine, parent, child)
     grandchild, _ = child.fork()
@@ -333,8 +326,8 @@ def test_fork_shares_pages_and_copies_on_write_both_ways() -> None:
     grandchild.close()
     check(machine, child)
     child.close()
-    assert machine.store.free_pages == machine.store.page_count
-    machine.store.check_integrity()
+    assert memory_of(machine).free_pages == memory_of(machine).pages
+    check(machine)
 
 
 def test_parent_that_rewinds_into_a_shared_page_copies_it() -> None:
@@ -385,10 +378,10 @@ def test_fork_refusals_leave_no_session() -> None:
         parent.fork()
     assert child.position == 0
     child.close()
-    machine.device.fail_at = {machine.device.calls}
+    fail_next_call(machine)
     with pytest.raises(BackendFailedError):
         parent.fork()
-    assert machine.store.sessions == 1
+    assert memory_of(machine).sessions == 1
     check(machine, parent)
 
 
@@ -407,15 +400,15 @@ def test_two_sessions_in_one_step() -> None:
     first, second = machine.open("a"), machine.open("b")
     first.prefill(tokens(33))
     second.prefill(tokens(18, seed=1))
-    results = step_sessions(machine.stepper, [(first, tokens(7, seed=2), 2), (second, [5], 1)])
+    results = step_together(machine, [(first, tokens(7, seed=2), 2), (second, [5], 1)])
     assert [r.shape for r in results] == [(2, 1024), (1, 1024)]
     assert np.array_equal(results[0][-1], ORACLE.logits(first.history))
     assert np.array_equal(results[0][0], ORACLE.logits(first.history[:-1]))
     assert np.array_equal(results[1][0], ORACLE.logits(second.history))
     check(machine, first, second)
-    machine.device.fail_at = {machine.device.calls}
+    fail_next_call(machine)
     with pytest.raises(BackendFailedError):
-        step_sessions(machine.stepper, [(first, [1], 1), (second, [1], 1)])
+        step_together(machine, [(first, [1], 1), (second, [1], 1)])
     assert not first.state_valid
     assert not second.state_valid
     first.rebuild()
@@ -434,9 +427,9 @@ def test_step_refusals() -> None:
         session.step([])
     for batch, wanted in (([], 0), ([1], 2), ([1], -1)):
         with pytest.raises(InvalidRequestError, match="at least one token and no more logit rows"):
-            step_sessions(machine.stepper, [(session, batch, wanted)])
+            step_together(machine, [(session, batch, wanted)])
     with pytest.raises(InvalidRequestError, match="expected each session once"):
-        step_sessions(machine.stepper, [(session, [1], 1), (session, [1], 1)])
+        step_together(machine, [(session, [1], 1), (session, [1], 1)])
     with pytest.raises(InvalidRequestError, match="at most 24 rows"):
         session.advance(tokens(25), 1)
     with pytest.raises(InvalidRequestError, match="at most 16 logit rows"):
@@ -461,10 +454,10 @@ def test_page_pool_exhaustion_is_refused_before_any_work() -> None:
     second = machine.open()
     second.prefill(tokens(40))
     for session in (second, first):
-        before = (session.history, machine.device.calls)
+        before = (session.history, device_calls(machine))
         with pytest.raises(MemoryBudgetError, match="expected 1 free pages of 32 tokens, got 0 of 4"):
             session.prefill(tokens(30))
-        assert before == (session.history, machine.device.calls)
+        assert before == (session.history, device_calls(machine))
     check(machine, first, second, child)
     # Both pages of `first` are shared, so a rebuild would free none and need two.
     first.rewind(60)
@@ -488,8 +481,8 @@ def test_batched_step_without_pages_leaves_both_sessions_alone() -> None:
     first.prefill(tokens(32))
     second.prefill(tokens(32, seed=1))
     with pytest.raises(MemoryBudgetError):
-        step_sessions(machine.stepper, [(first, [1], 1), (second, [1], 1)])
-    assert machine.store.free_pages == 1
+        step_together(machine, [(first, [1], 1), (second, [1], 1)])
+    assert memory_of(machine).free_pages == 1
     check(machine, first, second)
 
 
@@ -508,7 +501,7 @@ def test_closed_session_refuses_everything() -> None:
     ):
         with pytest.raises(StateInvalidError, match="open session"):
             call()
-    machine.store.check_integrity()
+    check(machine)
 
 
 def test_device_failure_at_each_call_of_a_prefill() -> None:
@@ -516,12 +509,12 @@ def test_device_failure_at_each_call_of_a_prefill() -> None:
     for failing in range(5):
         machine = fake_machine()
         session = machine.open()
-        machine.device.fail_at = {failing}
+        fail_next_call(machine, failing)
         with pytest.raises(BackendFailedError, match="InjectedError"):
             session.prefill(given)
         assert session.history == tuple(given[: 24 * failing])
         assert session.state_valid == (failing == 0)
-        machine.store.check_integrity()
+        check(machine)
         session.prefill(given[24 * failing :])
         assert session.history == tuple(given)
         check(machine, session)
@@ -533,7 +526,7 @@ def test_device_failure_at_each_call_of_a_rebuild() -> None:
         machine = fake_machine()
         session = machine.open()
         session.prefill(given)
-        machine.device.fail_at = {machine.device.calls + failing}
+        fail_next_call(machine, failing)
         with pytest.raises(BackendFailedError):
             session.rewind(60)
         assert session.history == tuple(given[:60])
@@ -551,7 +544,7 @@ def test_device_failure_while_logits_are_made_again() -> None:
     session, given = machine.open(), tokens(50)
     session.prefill(given)
     session.rewind(47)
-    machine.device.fail_at = {machine.device.calls}
+    fail_next_call(machine)
     with pytest.raises(BackendFailedError):
         session.logits()
     assert not session.state_valid
@@ -575,7 +568,7 @@ def test_poison_is_noticed() -> None:
     machine = fake_machine()
     session = machine.open()
     session.prefill(tokens(40))
-    machine.store.poison_dead_rows(session.timeline.lease, 40, 40)
+    poison_dead(machine, session, position=40, oldest=40)
     session.rewind(36)
     with pytest.raises(BackendFailedError, match="read of dead rows"):
         session.logits()
@@ -594,7 +587,7 @@ def test_digest_is_that_of_the_tokens_only() -> None:
     _ = other.digest
     other.prefill(given[10:])
     assert other.digest == first
-    assert Session(machine.stepper, machine.store, "t", None, "ab" * 32).digest != machine.open().digest
+    assert machine.open(tokenizer_sha256="ab" * 32).digest != machine.open().digest
 
 
 def test_a_fork_shares_the_blocks_of_the_history() -> None:
@@ -602,9 +595,7 @@ def test_a_fork_shares_the_blocks_of_the_history() -> None:
     parent = machine.open()
     parent.prefill(tokens(700))
     child, _ = parent.fork(600)
-    ours, theirs = parent.timeline.history.prefix(600), child.timeline.history.prefix(600)
-    assert len(ours.blocks) == 2
-    assert all(a is b for a, b in zip(ours.blocks, theirs.blocks, strict=True))
+    assert shared_blocks(parent, child, 600) == [True, True]
     assert child.history == tuple(tokens(700)[:600])
 
 
@@ -619,11 +610,11 @@ def test_position_0_is_reached_in_place_from_any_state(state: str) -> None:
     elif state == "stale":
         session.rewind(20, defer=True)
     elif state == "never evaluated again":
-        machine.device.fail_at = {machine.device.calls}
+        fail_next_call(machine)
         with pytest.raises(BackendFailedError):
             session.step([1])
     source, kind = session.position, RewindKind.NONE if state == "empty" else RewindKind.IN_PLACE
-    calls = machine.device.calls
+    calls = device_calls(machine)
     assert session.can_rewind(0)
     plan = session.plan_rewind(0)
     assert (plan.kind, plan.rebuild_reason) == (kind, RebuildReason.NOT_REBUILT)
@@ -634,7 +625,7 @@ def test_position_0_is_reached_in_place_from_any_state(state: str) -> None:
         assert (one.kind, one.rebuild_reason) == (kind, RebuildReason.NOT_REBUILT)
         assert (one.from_position, one.to_position, one.replayed_tokens) == (source, 0, 0)
     assert forked.kind is RewindKind.IN_PLACE
-    assert machine.device.calls == calls
+    assert device_calls(machine) == calls
     assert session.state_valid
     check(machine, session, child)
     for each, seed in ((session, 5), (child, 6)):

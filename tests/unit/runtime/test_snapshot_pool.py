@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from fake_executable import FakeDevice, FakeMachine, fake_machine, small_manifest
 from fake_oracle import FakeOracle, random_tokens
+from port import engine_session, largest_snapshot, memory_of, set_snapshot_limits
 
 from ds4c_runtime.engine import Engine
 from ds4c_runtime.errors import InvalidRequestError, MemoryBudgetError
@@ -16,7 +17,7 @@ from ds4c_runtime.history import History
 from ds4c_runtime.manifest import Live, Manifest
 from ds4c_runtime.memory_plan import plan_memory
 from ds4c_runtime.snapshot import SnapshotLayout, SnapshotOrigin
-from ds4c_runtime.snapshot_pool import SnapshotPool, default_session_bytes
+from ds4c_runtime.snapshot_pool import MOST_BYTES, SnapshotPool, default_session_bytes
 from ds4c_runtime.snapshot_ring import SnapshotRing
 from ds4c_runtime.transport import CopyMode
 
@@ -198,11 +199,11 @@ def test_what_a_step_is_about_to_fill_counts_for_the_host_too() -> None:
 
 def test_several_snapshots_of_one_step_count_together() -> None:
     machine = fake_machine(small_manifest(max_rows=128, page_tokens=16))
-    pool = machine.store.snapshots
-    pool.session_bytes = 3 * pool.layout.largest()
+    most = 3 * largest_snapshot(machine.manifest)
+    set_snapshot_limits(machine, session_bytes=most)
     session = machine.open()
     session.step(random_tokens(120, 1))  # over seven positions
-    assert 0 < session.timeline.ring.bytes <= pool.session_bytes
+    assert 0 < sum(s.bytes for s in session.snapshots()) <= most
     ORACLE.check(machine, session)
 
 
@@ -218,7 +219,7 @@ def test_room_for_one_costs_one_however_many_share_it() -> None:
     for number, child in enumerate(children):
         child.prefill(random_tokens(5, number))  # over 192
         snapshots = {s.snapshot_id: s for c in (parent, *children) for s in c.snapshots()}
-        assert sum(s.bytes for s in snapshots.values()) == machine.store.snapshots.bytes_used
+        assert sum(s.bytes for s in snapshots.values()) == memory_of(machine).snapshot_bytes
         assert len(snapshots) == 6, "one came, one went"
         assert pinned.snapshot_id in snapshots
         assert len(parent.snapshots()) >= 6 - number - 1
@@ -290,7 +291,7 @@ def test_the_largest_snapshot_is_the_largest() -> None:
 
 
 def allocated(machine: FakeMachine) -> int:
-    return machine.device.allocated + machine.store.snapshots.host_bytes
+    return machine.device.allocated + memory_of(machine).snapshot_host_bytes
 
 
 @pytest.mark.parametrize("mode", CopyMode)
@@ -304,7 +305,6 @@ def test_counted_bytes_are_allocated_bytes(mode: CopyMode, budget: int | None, s
         manifest, device, None, max_sessions=3, memory_budget=budget, snapshot_budget=snapshots,
         copy_mode=mode,
     )  # fmt: skip
-    store = engine._store
     try:
         assert engine.limits.memory == plan
         assert budget is None or plan.total <= budget
@@ -314,15 +314,14 @@ def test_counted_bytes_are_allocated_bytes(mode: CopyMode, budget: int | None, s
             assert device.allocated <= plan.total - plan.snapshots // 2
         for number in range(3):
             engine.open_session(f"s{number}")
-            entry = engine._registry.find(f"s{number}", "")
-            entry.opened.prefill(random_tokens(200, number))
-            info = engine.load_info()
-            assert info.state_bytes_used == store.bytes_used <= info.state_bytes_budget
-            assert info.snapshot_bytes_used == store.snapshots.bytes_used <= info.snapshot_bytes_budget
-            assert device.allocated + store.snapshots.host_bytes + manifest.arenas.weights <= plan.total
+            engine_session(engine, f"s{number}").prefill(random_tokens(200, number))
+            info, memory = engine.load_info(), memory_of(engine)
+            assert info.state_bytes_used == memory.state_bytes <= info.state_bytes_budget
+            assert info.snapshot_bytes_used == memory.snapshot_bytes <= info.snapshot_bytes_budget
+            assert device.allocated + memory.snapshot_host_bytes + manifest.arenas.weights <= plan.total
             pages = -(-200 // 32) * (number + 1)
             want = (number + 1) * manifest.arenas.state_slot + pages * manifest.arenas.page
-            assert store.bytes_used == want
+            assert memory.state_bytes == want
     except MemoryBudgetError:
         assert budget is not None
         assert plan.page_count < 3 * 7
@@ -344,6 +343,13 @@ def test_what_a_plan_refuses() -> None:
     assert refused.value.metadata == {"needed": str(exact), "budget": str(exact - 1)}
     with pytest.raises(MemoryBudgetError, match="snapshots 64"):
         plan_memory(manifest, 1, exact, 64)
+
+
+def test_a_pool_that_kernels_cannot_address_is_refused() -> None:
+    manifest = small_manifest()
+    with pytest.raises(InvalidRequestError, match=r"expected a snapshot budget of 0 to \d+ bytes"):
+        plan_memory(manifest, 1, None, MOST_BYTES + 1)
+    assert plan_memory(manifest, 1 << 24, None).snapshots <= MOST_BYTES
 
 
 def test_snapshots_take_at_most_a_quarter_and_never_the_pages_of_a_session() -> None:

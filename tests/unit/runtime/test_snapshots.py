@@ -9,6 +9,22 @@ import numpy as np
 import pytest
 from fake_executable import FakeMachine, fake_machine, small_manifest
 from fake_oracle import FakeOracle, random_tokens
+from port import (
+    CopyMode,
+    SnapshotOrigin,
+    device_calls,
+    device_rows,
+    evaluated_tokens,
+    evict,
+    fail_next_call,
+    largest_snapshot,
+    memory_of,
+    poison_sessions,
+    seconds_of_replay,
+    seconds_of_restore,
+    spoil_snapshot,
+    step_together,
+)
 
 from ds4c_runtime.errors import (
     BackendFailedError,
@@ -21,9 +37,7 @@ from ds4c_runtime.errors import (
     UnknownSnapshotError,
 )
 from ds4c_runtime.reports import RebuildReason, RewindCause, RewindKind
-from ds4c_runtime.session import Session, step_sessions
-from ds4c_runtime.snapshot import SnapshotLayout, SnapshotOrigin
-from ds4c_runtime.transport import CopyMode
+from ds4c_runtime.session import Session
 
 HORIZON, INTERVAL, LENGTH, CHUNK = 6, 32, 200, 24
 ORACLE = FakeOracle()
@@ -54,7 +68,7 @@ def test_the_plan_says_what_the_rewind_does(mode: CopyMode) -> None:
             kind, replay = RewindKind.SNAPSHOT_REPLAY if to > base else RewindKind.SNAPSHOT, to - base
         else:
             kind, replay = RewindKind.REBUILD, to
-        plan, calls = session.plan_rewind(to), machine.device.calls
+        plan, calls = session.plan_rewind(to), device_calls(machine)
         assert (plan.kind, plan.to_position, plan.base_position, plan.replay_tokens) == (
             kind, to, base, replay,
         )  # fmt: skip
@@ -67,7 +81,7 @@ def test_the_plan_says_what_the_rewind_does(mode: CopyMode) -> None:
         done = (report.kind, report.base_position, report.replayed_tokens, report.snapshot_id)
         assert done == (kind, base, replay, plan.snapshot_id)
         assert (report.rebuild_reason, report.cause) == (reason, RewindCause.STOP)
-        assert machine.device.calls - calls == bool(plan.snapshot_id) + -(-replay // CHUNK)
+        assert device_calls(machine) - calls == bool(plan.snapshot_id) + -(-replay // CHUNK)
         ORACLE.check(machine, session)
 
 
@@ -75,14 +89,14 @@ def test_a_limit_of_tokens_refuses_at_exactly_one_below() -> None:
     for to in (0, 10, 40, 63, 64, 65, 95, 193, 194, 200):
         machine, session = opened()
         replay = session.plan_rewind(to).replay_tokens
-        before = (session.history, session.epoch, session.snapshots(), machine.device.calls)
+        before = (session.history, session.epoch, session.snapshots(), device_calls(machine))
         if replay:
             with pytest.raises(RewindTooDearError) as refused:
                 session.rewind(to, max_replay_tokens=replay - 1)
             assert (refused.value.replay_tokens, refused.value.base_position) == (
                 replay, to // INTERVAL * INTERVAL,
             )  # fmt: skip
-            assert before == (session.history, session.epoch, session.snapshots(), machine.device.calls)
+            assert before == (session.history, session.epoch, session.snapshots(), device_calls(machine))
         assert session.rewind(to, max_replay_tokens=replay).replayed_tokens == replay
         ORACLE.check(machine, session)
 
@@ -100,11 +114,11 @@ def test_a_limit_of_tokens_refuses_at_exactly_one_below() -> None:
 )
 def test_only_what_runs_tokens_is_deferred(to: int, kind: RewindKind) -> None:
     machine, session = opened()
-    calls = machine.device.calls
+    calls = device_calls(machine)
     report = session.rewind(to, defer=True)
     assert (report.kind, report.replayed_tokens) == (kind, 0)
     assert session.state_valid == (kind is not RewindKind.DEFERRED)
-    assert machine.device.calls - calls == (kind is RewindKind.SNAPSHOT)
+    assert device_calls(machine) - calls == (kind is RewindKind.SNAPSHOT)
     assert session.history == tuple(GIVEN[:to])
     session.rebuild()
     done = session.recovered(report, 1.0)
@@ -124,33 +138,30 @@ def test_a_deferred_rewind_is_never_refused_for_its_price() -> None:
 
 def test_estimates_are_replay_at_prefill_speed_and_the_restore_of_the_bytes() -> None:
     machine, session = opened()
-    rates = machine.stepper.rates
     session.rewind(160)  # measures a restore
     session.prefill(GIVEN[160:])
-    snapshot = session.timeline.ring.base(64)
-    assert snapshot is not None
-    restore = rates.estimate_restore(snapshot.snapshot.bytes)
+    size = next(s.bytes for s in session.snapshots() if s.position == 64)
+    restore = seconds_of_restore(machine, size)
     assert restore > 0
     assert session.plan_rewind(64).estimated_seconds == restore
     for replay in (1, 5, 20):
-        assert session.plan_rewind(64 + replay).estimated_seconds == restore + rates.estimate(replay)
-    assert session.plan_rewind(20).estimated_seconds == rates.estimate(20) > 0
+        seconds = restore + seconds_of_replay(machine, replay)
+        assert session.plan_rewind(64 + replay).estimated_seconds == seconds
+    assert session.plan_rewind(20).estimated_seconds == seconds_of_replay(machine, 20) > 0
     assert session.plan_rewind(197).estimated_seconds == session.plan_rewind(200).estimated_seconds == 0
     assert fake_machine().open().plan_rewind(0).estimated_seconds == 0
 
 
 def test_a_snapshot_that_is_not_of_this_history_is_not_used() -> None:
     machine, session = opened()
-    entry = session.timeline.ring.base(100)
-    assert entry is not None
-    entry.snapshot.digest = "0" * 64
+    spoil_snapshot(session, next(s.snapshot_id for s in session.snapshots() if s.position == 96))
     report = session.rewind(100)
     assert (report.kind, report.base_position, report.replayed_tokens) == (
         RewindKind.SNAPSHOT_REPLAY, 64, 36,
     )  # fmt: skip
     ORACLE.check(machine, session)
-    for entry in session.timeline.ring.entries:
-        entry.snapshot.digest = "0" * 64
+    for info in session.snapshots():
+        spoil_snapshot(session, info.snapshot_id)
     report = session.rewind(90)
     assert (report.kind, report.rebuild_reason) == (RewindKind.REBUILD, RebuildReason.INTEGRITY_FAILED)
     ORACLE.check(machine, session)
@@ -158,8 +169,8 @@ def test_a_snapshot_that_is_not_of_this_history_is_not_used() -> None:
 
 def test_why_there_is_no_snapshot() -> None:
     machine, session = opened()
-    for entry in list(session.timeline.ring.entries):
-        machine.store.snapshots.evict(entry.snapshot)
+    for info in session.snapshots():
+        evict(machine, info.snapshot_id)
     assert session.plan_rewind(100).rebuild_reason is RebuildReason.EVICTED
     assert session.rewind(100).rebuild_reason is RebuildReason.EVICTED
     ORACLE.check(machine, session)
@@ -173,9 +184,10 @@ def test_why_there_is_no_snapshot() -> None:
 
 def test_damage_is_told_before_what_was_given_up() -> None:
     machine, session = opened()
-    for entry in session.timeline.ring.entries:
-        entry.snapshot.digest = "0" * 64
-    machine.store.snapshots.evict(session.timeline.ring.entries[0].snapshot)
+    ids = [s.snapshot_id for s in session.snapshots()]
+    for snapshot_id in ids:
+        spoil_snapshot(session, snapshot_id)
+    evict(machine, ids[0])
     assert session.rewind(100).rebuild_reason is RebuildReason.INTEGRITY_FAILED
     ORACLE.check(machine, session)
 
@@ -212,7 +224,7 @@ def test_snapshots_change_neither_chunks_nor_bits() -> None:
         a, b = (s.step(tokens, all_logits=every) for s in (one, other))
         assert np.array_equal(a, b)
     assert one.snapshots()
-    assert with_.device.rows == without.device.rows
+    assert device_rows(with_) == device_rows(without)
     one.rewind(70)  # from 64: its chunks begin there, as they would after any step that ends there
     one.prefill(random_tokens(60, 2))
     other.rewind(70)
@@ -228,7 +240,7 @@ def test_marks_take_only_rows_of_logits_that_are_left() -> None:
     session.step(GIVEN[20:36], all_logits=True)  # 16 rows, across 32: row 31 is among them
     assert [s.position for s in session.snapshots()] == [32]
     session.prefill(GIVEN[36:60])
-    step_sessions(machine.stepper, [(session, GIVEN[60:80], 16)])  # row 63 is not among the last 16
+    step_together(machine, [(session, GIVEN[60:80], 16)])  # row 63 is not among the last 16
     assert [s.position for s in session.snapshots()] == [32]
     ORACLE.check(machine, session)
     session.rewind(70)
@@ -270,7 +282,7 @@ def stale_by_failure(machine: FakeMachine) -> Session:
     session = valid(machine)
     session.pin(position=64)
     session.rewind(86)
-    machine.device.fail_at = {machine.device.calls}
+    fail_next_call(machine)
     with pytest.raises(BackendFailedError):
         session.step([1])
     return session
@@ -278,13 +290,13 @@ def stale_by_failure(machine: FakeMachine) -> Session:
 
 def stale_half_way(machine: FakeMachine) -> Session:
     session = stale_by_defer(machine)
-    for entry in list(session.timeline.ring.entries):
-        if not entry.is_pinned:
-            session.timeline.store.snapshots.evict(entry.snapshot)
+    for info in session.snapshots():
+        if not info.is_pinned:
+            evict(machine, info.snapshot_id)
     session.unpin(session.snapshots()[0].snapshot_id)
-    session.timeline.store.snapshots.evict(session.timeline.ring.entries[0].snapshot)
+    evict(machine, session.snapshots()[0].snapshot_id)
     session.rebuild_chunk()
-    assert 0 < session.timeline.evaluated < session.position
+    assert 0 < evaluated_tokens(session) < session.position
     return session
 
 
@@ -294,7 +306,7 @@ READS: dict[str, Callable[[FakeMachine, Session], object]] = {
     "step": lambda m, s: s.step([1]),
     "step all": lambda m, s: s.step([1, 2], all_logits=True),
     "advance": lambda m, s: s.advance([1], 1),
-    "step of two": lambda m, s: step_sessions(m.stepper, [(m.open(), [1], 1), (s, [1], 1)]),
+    "step of two": lambda m, s: step_together(m, [(m.open(), [1], 1), (s, [1], 1)]),
     "take_snapshot": lambda m, s: s.take_snapshot(),
     "pin here": lambda m, s: s.pin(position=s.position),
     "pin below": lambda m, s: s.pin(position=33),
@@ -307,12 +319,12 @@ READS: dict[str, Callable[[FakeMachine, Session], object]] = {
 def test_every_read_of_a_stale_session_refuses(make: Callable[[FakeMachine], Session], read: str) -> None:
     machine = fake_machine()
     session = make(machine)
-    before = (session.history, session.digest, session.epoch, session.snapshots(), machine.device.calls)
+    before = (session.history, session.digest, session.epoch, session.snapshots(), device_calls(machine))
     with pytest.raises(StateInvalidError, match=r"expected a state of [0-9]+ tokens"):
         READS[read](machine, session)
     assert not session.state_valid
     assert before == (
-        session.history, session.digest, session.epoch, session.snapshots(), machine.device.calls,
+        session.history, session.digest, session.epoch, session.snapshots(), device_calls(machine),
     )  # fmt: skip
     session.keep_snapshot(SnapshotOrigin.TURN_END)
     assert before[3] == session.snapshots()
@@ -339,7 +351,7 @@ STAYS: dict[str, Callable[[FakeMachine, Session], object]] = {
     "fork below": lambda m, s: m_check(m, s.fork(40)[0]),
     "keep": lambda m, s: s.keep_snapshot(SnapshotOrigin.TURN_END),
     "defer again": lambda m, s: s.rewind(s.position, defer=True),
-    "poison": lambda m, s: s.timeline.poison_dead_rows(),
+    "poison": lambda m, s: poison_sessions(s),
 }
 
 
@@ -377,7 +389,7 @@ def test_targets_outside_are_refused_in_every_state(make: Callable[[FakeMachine]
     """Nothing clamps (decisions.md 12)."""
     machine = fake_machine()
     session = make(machine)
-    before = (session.history, session.state_valid, session.epoch, machine.device.calls)
+    before = (session.history, session.state_valid, session.epoch, device_calls(machine))
     for call in (
         lambda: session.rewind(to),
         lambda: session.rewind(to, defer=True),
@@ -388,7 +400,7 @@ def test_targets_outside_are_refused_in_every_state(make: Callable[[FakeMachine]
         with pytest.raises(PositionOutOfRangeError, match=f"got {to}"):
             call()
     assert not session.can_rewind(to)
-    assert before == (session.history, session.state_valid, session.epoch, machine.device.calls)
+    assert before == (session.history, session.state_valid, session.epoch, device_calls(machine))
 
 
 def test_an_empty_session_is_valid_and_has_nothing() -> None:
@@ -440,7 +452,7 @@ def test_a_pin_anywhere_leaves_the_session_where_it_is(at: int) -> None:
     info = session.pin(position=at)
     assert (info.position, info.is_pinned) == (at, True)
     assert before == (session.history, session.epoch, session.position)
-    assert machine.store.sessions == 1
+    assert memory_of(machine).sessions == 1
     ORACLE.check(machine, session)
     session.rewind(0)
     report = session.rewind_to_snapshot(info.snapshot_id)
@@ -452,11 +464,11 @@ def test_a_pin_anywhere_leaves_the_session_where_it_is(at: int) -> None:
 def test_a_pin_below_takes_one_snapshot_and_no_room_of_others() -> None:
     """The fork that goes there leaves none on its way: room for one is enough."""
     manifest = small_manifest(page_tokens=16)
-    machine = fake_machine(manifest, snapshot_bytes=4 * SnapshotLayout(manifest).largest())
+    machine = fake_machine(manifest, snapshot_bytes=4 * largest_snapshot(manifest))
     session, other = machine.open(), machine.open()
     session.prefill(GIVEN[:60])
-    for entry in session.timeline.ring.entries:
-        machine.store.snapshots.evict(entry.snapshot)
+    for info in session.snapshots():
+        evict(machine, info.snapshot_id)
     other.prefill(GIVEN[:48])
     session.pin(position=50)
     assert [s.position for s in session.snapshots()] == [50]
@@ -530,7 +542,7 @@ def test_a_closed_session_has_no_snapshots_and_refuses() -> None:
     machine, session = opened(90)
     info = session.pin(position=64)
     session.close()
-    assert machine.store.snapshots.bytes_used == 0
+    assert memory_of(machine).snapshot_bytes == 0
     for call in (
         lambda: session.rewind_to_snapshot(info.snapshot_id),
         session.take_snapshot,

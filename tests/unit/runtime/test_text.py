@@ -7,6 +7,7 @@ import random
 from pathlib import Path
 
 import pytest
+import tokenizers
 
 from ds4c_runtime.errors import ArtifactError, InvalidRequestError
 from ds4c_runtime.stops import TokenText
@@ -41,10 +42,11 @@ def test_markers_in_text_are_no_markers_unless_asked_for() -> None:
 
 
 def test_decoding_equals_the_tokenizers_library() -> None:
+    library = tokenizers.Tokenizer.from_file(str(PATH))
     chooser = random.Random(1)
     for _ in range(500):
         tokens = chooser.choices(range(TOKENIZER.vocab_size), k=chooser.randint(0, 20))
-        expected = TOKENIZER._full.decode(tokens, skip_special_tokens=False)
+        expected = library.decode(tokens, skip_special_tokens=False)
         decoder = TOKENIZER.stream_decoder()
         assert TOKENIZER.decode(tokens) == expected
         assert "".join(decoder.push(t) for t in tokens) + decoder.flush() == expected

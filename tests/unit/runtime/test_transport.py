@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from fake_executable import FakeDevice, FakeMachine, fake_machine, small_manifest
 from fake_oracle import FakeOracle, random_tokens
+from port import evict, memory_of, poll_copies, set_copy_mode, set_snapshot_limits, snapshots_of
 
 from ds4c_runtime.device.base import HostBytes
 from ds4c_runtime.device.copy_thread import CopyThread, ThreadCopy
@@ -82,19 +83,19 @@ def test_a_save_waits_for_nothing_and_keeps_its_source(mode: CopyMode) -> None:
     machine, copies = slow_machine(mode, 5.0)
     session = machine.open()
     session.prefill(random_tokens(70, 3))
-    pool = machine.store.snapshots
     assert [s.position for s in session.snapshots()] == [32, 64]
     assert not any(copy.is_done for copy in copies.made), "the step did not wait"
-    held = pool.device_bytes
-    assert held == sum(s.bytes for s in session.snapshots()) == pool.host_bytes
-    assert not pool.poll()
-    assert pool.device_bytes == held, "the source is held until the copy is done"
-    session.timeline.ring.branch[0].snapshot.place.copy.gate.set()  # type: ignore[union-attr]
+    memory = memory_of(machine)
+    held = memory.snapshot_device_bytes
+    assert held == sum(s.bytes for s in session.snapshots()) == memory.snapshot_host_bytes
+    assert not poll_copies(machine)
+    assert memory_of(machine).snapshot_device_bytes == held, "the source is held until the copy is done"
     copies.open()
-    assert pool.poll(wait=True)
-    while pool.poll(wait=True):
+    assert poll_copies(machine, wait=True)
+    while poll_copies(machine, wait=True):
         pass
-    assert (pool.device_bytes, pool.host_bytes) == (0, held)
+    memory = memory_of(machine)
+    assert (memory.snapshot_device_bytes, memory.snapshot_host_bytes) == (0, held)
     ORACLE.check(machine, session)
 
 
@@ -104,7 +105,7 @@ def test_a_synchronous_save_is_done_when_it_returns() -> None:
     session.prefill(random_tokens(40, 4))
     assert copies.made
     assert all(copy.is_done for copy in copies.made)
-    assert machine.store.snapshots.device_bytes == 0
+    assert memory_of(machine).snapshot_device_bytes == 0
 
 
 @pytest.mark.parametrize("mode", CopyMode)
@@ -112,19 +113,18 @@ def test_a_snapshot_that_is_dropped_while_it_is_copied(mode: CopyMode) -> None:
     machine, copies = slow_machine(mode, 0.02)
     session = machine.open()
     session.prefill(random_tokens(70, 5))
-    pool = machine.store.snapshots
-    for entry in list(session.timeline.ring.entries):
-        pool.evict(entry.snapshot)
-    assert pool.host_bytes == 0
+    for info in session.snapshots():
+        evict(machine, info.snapshot_id)
+    assert memory_of(machine).snapshot_host_bytes == 0
     session.prefill(random_tokens(60, 6))  # takes the room of what is still being copied, or other room
     ORACLE.check(machine, session)
     copies.open()
     session.rewind(100)
     ORACLE.check(machine, session)
     session.close()
-    while pool.poll(wait=True):
+    while poll_copies(machine, wait=True):
         pass
-    assert pool.bytes_used == 0
+    assert memory_of(machine).snapshot_bytes == 0
 
 
 @pytest.mark.parametrize("mode", HOST_MODES)
@@ -158,8 +158,7 @@ def test_pinned_memory_that_is_refused_is_recorded() -> None:
     machine.device.host_buffer = pageable  # type: ignore[method-assign]
     session = machine.open()
     session.prefill(random_tokens(70, 7))
-    places = [e.snapshot.place for e in session.timeline.ring.entries]
-    assert [p.mode for p in places if isinstance(p, OnHost)] == [CopyMode.HOST_ASYNC] * 2
+    assert [s.copy_mode for s in snapshots_of(session)] == [CopyMode.HOST_ASYNC] * 2
     assert asked == [True, True]
     session.rewind(50)
     ORACLE.check(machine, session)
@@ -174,10 +173,10 @@ def test_device_snapshots_stay_where_the_kernel_put_them() -> None:
 
 def test_modes_may_change_between_snapshots() -> None:
     machine = fake_machine(snapshot_bytes=60_000)
-    machine.store.snapshots._host_budget = 60_000
+    set_snapshot_limits(machine, host_bytes=60_000)
     session = machine.open()
     for number, mode in enumerate([*CopyMode, *CopyMode]):
-        machine.store.snapshots.transport.mode = mode
+        set_copy_mode(machine, mode)
         session.prefill(random_tokens(17, number))
         assert session.take_snapshot(SnapshotOrigin.TURN_END) is not None
     infos = session.snapshots()
@@ -248,7 +247,6 @@ def test_a_fetch_that_fails_keeps_no_room() -> None:
     machine.device.fails = False
     session.rebuild()
     assert session.last_rewind is not None
-    machine.store.check_integrity()
     ORACLE.check(machine, session)
 
 

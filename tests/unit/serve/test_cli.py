@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 from fake_executable import fake_engine
+from port import CopyMode
 
 from ds4c import errors
 from ds4c.cli import common, main
@@ -17,7 +18,6 @@ from ds4c.cli.serve import announce
 from ds4c_runtime import errors as runtime
 from ds4c_runtime.engine import Engine
 from ds4c_runtime.errors import InvalidRequestError
-from ds4c_runtime.transport import CopyMode
 
 ROOT = Path(__file__).resolve().parents[3]
 PATHS = ":".join(str(ROOT / name) for name in (".", "runtime", "serve", "targets"))

@@ -18,7 +18,7 @@ import pytest
 from fake_executable import fake_engine
 from prometheus_client.parser import text_string_to_metric_families
 from unit.serve.grpc_harness import Serving, collect, failure, run
-from unit.serve.test_server import _certificates
+from unit.serve.test_server import make_certificates
 
 from ds4c_runtime.counters import Counter
 from ds4c_runtime.errors import InvalidRequestError
@@ -286,7 +286,7 @@ def test_a_unix_socket_is_refused(tmp_path: Path) -> None:
 
 
 def test_metrics_have_the_certificates_of_the_server(tmp_path: Path) -> None:
-    _certificates(tmp_path)
+    make_certificates(tmp_path)
     files = TlsFiles(tmp_path / "server.crt", tmp_path / "server.key", tmp_path / "ca.crt")
     server = MetricsServer(parse_address("localhost:0"), Authenticator(), files.context())
     server.start()

@@ -188,7 +188,7 @@ def test_open_address_is_refused_before_anything_is_bound() -> None:
         Server(ServerConfig((parse_address("0.0.0.0:0"),)))
 
 
-def _certificates(folder: Path) -> None:
+def make_certificates(folder: Path) -> None:
     def openssl(*arguments: str) -> None:
         subprocess.run(["openssl", *arguments], cwd=folder, check=True, capture_output=True)
 
@@ -202,7 +202,7 @@ def _certificates(folder: Path) -> None:
 
 
 def test_mutual_tls_names_the_owner(tmp_path: Path) -> None:
-    _certificates(tmp_path)
+    make_certificates(tmp_path)
 
     def channel(target: str, name: str | None) -> grpc.aio.Channel:
         pair = (None, None) if name is None else (tmp_path / f"{name}.key", tmp_path / f"{name}.crt")

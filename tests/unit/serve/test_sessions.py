@@ -6,6 +6,7 @@ import time
 import pytest
 from fake_executable import fake_engine
 from google.protobuf.duration_pb2 import Duration
+from port import close_idle
 from unit.serve.grpc_harness import collect, failure, run, serving, token_ids, until
 
 from ds4c_runtime.errors import InvalidRequestError
@@ -362,13 +363,12 @@ def test_idle_sessions_are_closed_and_used_ones_are_not() -> None:
         async with serving() as s:
             await s.open("idle", idle_ttl=Duration(seconds=60))
             await s.open("kept")
-            service = s.server._sessions
-            assert await service.sweep(time.time() + 30) == 0
+            assert await close_idle(s.server, time.time() + 30) == 0
             assert (await s.get("idle")).position == 0
-            assert await service.sweep(time.time() + 61) == 1
+            assert await close_idle(s.server, time.time() + 61) == 1
             assert (await failure(s.get("idle"))).reason == "SESSION_NOT_FOUND"
             assert (await s.get("kept")).position == 0
-            assert await service.sweep(time.time() + 10_000) == 0
+            assert await close_idle(s.server, time.time() + 10_000) == 0
 
     run(scenario())
 

@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 from fake_executable import small_manifest
+from port import SnapshotOrigin
 from unit.serve.grpc_harness import Serving, collect, failure, run, serving, token_ids
 
-from ds4c_runtime.snapshot import SnapshotOrigin
 from ds4c_serve.v1 import engine_pb2 as pb
 
 ALICE, BOB = "alice-token-0001", "bob-token-000002"

@@ -94,8 +94,8 @@ def test_random_damage_gives_a_value_or_a_refusal(read: Read, data: bytes) -> No
 def test_notes_that_contradict_are_refused(
     change: dict[str, object], message: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    true = elf_writer._metadata
-    monkeypatch.setattr(elf_writer, "_metadata", lambda each: true(each) | change)
+    true = elf_writer.metadata
+    monkeypatch.setattr(elf_writer, "metadata", lambda each: true(each) | change)
     with pytest.raises(ArtifactError) as caught:
         read_code_object("k.co", elf_writer.code_object(KERNELS[:1]))
     assert message in str(caught.value)

@@ -7,7 +7,9 @@ from collections.abc import Sequence
 from pathlib import Path
 
 import numpy as np
-from fake_executable import FakeMachine, fake_machine, flood
+import port
+from fake_executable import FakeMachine, fake_machine
+from port import flood, load_session
 
 from ds4c_runtime.reports import RewindKind
 from ds4c_runtime.session import Session
@@ -39,7 +41,7 @@ class Kept:
 
     def load(self, session_id: str = "s") -> Session:
         log = next(log for log in self.store.scan() if log.header.session_id == session_id)
-        return self.store.load(log, self.machine.stepper, self.machine.store)
+        return load_session(self.machine, self.store, log)
 
     @property
     def kinds(self) -> list[str]:
@@ -65,11 +67,10 @@ def equal(first: Session, second: Session) -> None:
     assert logits is None or np.array_equal(logits, others)
 
 
-def check(machine: FakeMachine, session: Session) -> None:
-    machine.store.poison_free()
-    session.timeline.poison_dead_rows()
-    session.timeline.check_integrity()
-    machine.store.check_integrity()
+def check(machine: FakeMachine, *sessions: Session) -> None:
+    """Poison what may not be read, and check all counts."""
+    port.poison(machine, *sessions)
+    port.check(machine, *sessions)
 
 
 def retained(session: Session) -> list[tuple[object, ...]]:

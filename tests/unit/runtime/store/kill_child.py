@@ -14,6 +14,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 from fake_executable import fake_engine
+from port import engine_history
 
 from ds4c_runtime.engine import Engine
 from ds4c_runtime.requests import GenerationRequest, StopParams
@@ -31,11 +32,6 @@ def opened(folder: Path, said: list[tuple[str, str]] | None = None) -> Engine:
     """An engine on the folder; two of its sessions fit into memory, half of the states on the disk."""
     storage = Storage(folder, 60_000, lambda *each: said.append(each) if said is not None else None)
     return fake_engine(storage=storage, **LIMITS)
-
-
-def history(engine: Engine, name: str) -> list[int]:
-    entry = engine._registry.find(name, "")
-    return list(entry.session.history) if entry.session else entry.parked.tokens.tolist()
 
 
 def generate(engine: Engine, name: str, tokens: list[int], count: int) -> None:
@@ -72,7 +68,7 @@ def turn(engine: Engine, rng: random.Random) -> None:
             "pin": lambda: pin(engine),
         }
         call[kind]()
-    say(end=kind, name=name, history=None if kind == "close" else history(engine, name))
+    say(end=kind, name=name, history=None if kind == "close" else engine_history(engine, name))
 
 
 def pin(engine: Engine) -> None:

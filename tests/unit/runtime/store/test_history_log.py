@@ -219,7 +219,7 @@ def frame(number: int, words: list[int], key: bytes, length: int | None = None) 
     body = np.array(words, "<u4").tobytes()
     start = np.array([len(body) if length is None else length, number], "<u4").tobytes()
     head = start + np.array([zlib.crc32(start)], "<u4").tobytes()
-    return head + body + history_log._checksum(head, body, key)
+    return head + body + hashlib.blake2b(head + body, digest_size=len(key), key=key).digest()
 
 
 IMPOSSIBLE = {

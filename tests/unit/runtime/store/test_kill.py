@@ -13,9 +13,11 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import port
 import pytest
 from bad_input.helpers import PATHS
 from fake_executable import fake_engine
+from port import die, engine_history
 from unit.runtime.store import kill_child
 
 from ds4c_runtime.engine import Engine
@@ -102,9 +104,14 @@ def replayed(said: list[Line], known: Histories) -> tuple[Histories, Line | None
     return known, pending
 
 
+def histories(engine: Engine) -> Histories:
+    names = [info.session_id for info in engine.list_sessions()]
+    return {name: list(engine_history(engine, name)) for name in names}
+
+
 def check(reference: Engine, engine: Engine, known: Histories, pending: Line | None) -> None:
     """All sessions are there with their histories; the turn that was not answered is done or not done."""
-    there = {info.session_id: kill_child.history(engine, info.session_id) for info in engine.list_sessions()}
+    there = histories(engine)
     allowed: dict[str, list[list[int] | None]] = {name: [history] for name, history in known.items()}
     if pending is not None:
         done = after(reference, pending, known)
@@ -119,12 +126,12 @@ def use(reference: Engine, engine: Engine, rng: random.Random) -> Histories:
         name = info.session_id
         if rng.random() < 0.5:
             engine.rewind(name, to=rng.randrange(info.position + 1))
-        history = kill_child.history(engine, name)
+        history = list(engine_history(engine, name))
         if history and len(history) < 250:
             kill_child.generate(engine, name, [], 3)
-            assert kill_child.history(engine, name) == history + greedy(reference, history, 3), name
-        engine._store.check_integrity()
-    return {i.session_id: kill_child.history(engine, i.session_id) for i in engine.list_sessions()}
+            assert list(engine_history(engine, name)) == history + greedy(reference, history, 3), name
+        port.check(engine)
+    return histories(engine)
 
 
 def kill(child: Child, folder: Path, seed: int, points: int) -> None:
@@ -145,8 +152,7 @@ def kill(child: Child, folder: Path, seed: int, points: int) -> None:
             if point % 2:
                 engine.shutdown()
             else:
-                engine._worker.stop()
-                engine._residency.close()
+                die(engine)
     assert unanswered >= points // 4, "most were killed between turns"
 
 

@@ -16,6 +16,7 @@ from bad_input.helpers import entries, flip
 from fake_executable import fake_machine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from port import fail_next_call, give_history, load_session, memory_of, slot_bytes
 from unit.runtime.store.crashes import Crash, failing, number_of_calls
 from unit.runtime.store.kept import (
     KIND,
@@ -108,16 +109,15 @@ def test_nothing_of_a_file_that_contradicts_itself_is_loaded(
     assert [s.position for s in image.header.snapshots] == [32, 64, 96, 103, 128]
     machine = fake_machine()
     loaded = machine.open()
-    loaded.timeline.history.extend(session.history)
+    give_history(loaded, session.history, session.epoch)
     content = in_memory(image)
-    before = machine.store.free_pages, machine.store.snapshots.bytes_used, machine.store.states.tobytes()
+    before = memory_of(machine), slot_bytes(machine)
     with pytest.raises(StoredFileError, match=r"^x rejected: expected [^\n]+, got [^\n]+$"):
         load_image(loaded, Path("x"), change(image.header), content)
-    after = machine.store.free_pages, machine.store.snapshots.bytes_used, machine.store.states.tobytes()
+    after = memory_of(machine), slot_bytes(machine)
     assert before == after
-    machine.store.check_integrity()
+    check(machine)
     load_image(loaded, Path("x"), image.header, content)
-    loaded.timeline.epoch = session.epoch
     equal(loaded, session)
 
 
@@ -149,7 +149,7 @@ def test_any_value_in_a_header_gives_the_right_tokens(key: str, index: int, valu
         start = content[:12] + np.array([len(text)], "<u4").tobytes()
         path.write_bytes(start + hashlib.sha256(start + text).digest() + text + content[end:])
         loaded = kept.load()
-        kept.machine.store.check_integrity()
+        check(kept.machine)
         loaded.rebuild()
         check(kept.machine, loaded)
         logits, expected = loaded.logits(), session.logits()
@@ -165,7 +165,7 @@ def test_a_digest_of_another_history_is_left_out(tmp_path: Path) -> None:
     image = make_image(session, "a", "b")
     content = in_memory(image)
     loaded = fake_machine().open()
-    loaded.timeline.history.extend(session.history)
+    give_history(loaded, session.history, session.epoch)
     stored = [dataclasses.replace(s, digest="0" * 64) for s in image.header.snapshots]
     result = load_image(
         loaded, Path("x"), dataclasses.replace(image.header, snapshots=tuple(stored)), content
@@ -195,7 +195,7 @@ def test_a_disk_that_fails_while_the_state_is_put_back(
         patch.setattr(InFile, "read", refuse)
         loaded = kept.load()
         assert (kept.kinds, loaded.snapshots()) == (["read"], [])
-    kept.machine.store.check_integrity()
+    check(kept.machine)
     loaded.rebuild()
     check(kept.machine, loaded)
     loaded.close()
@@ -207,7 +207,7 @@ def test_a_failing_device_while_the_state_is_put_back(tmp_path: Path) -> None:
     session.prefill(tokens(100))
     kept = Kept(tmp_path, fake_machine())
     log = kept.save(session)
-    kept.machine.device.fail_at = {0}
+    fail_next_call(kept.machine)
     loaded = kept.load()
     assert not loaded.state_valid
     assert log.path.with_suffix(".state.bad").exists()
@@ -264,7 +264,7 @@ class Life:
         kept.store.close()
         kept = self.open()
         (log,) = kept.store.scan()
-        session = kept.store.load(log, kept.machine.stepper, kept.machine.store)
+        session = load_session(kept.machine, kept.store, log)
         session.rebuild()
         self.turn(log, session, 50)
         kept.store.settle(session)
@@ -298,7 +298,7 @@ def test_death_at_every_call_of_a_session_s_life(tmp_path: Path) -> None:
             assert life.done == []
             continue
         assert logs[0].tokens.tolist() in whole.done[max(0, len(life.done) - 1) : len(life.done) + 1]
-        loaded = kept.store.load(logs[0], kept.machine.stepper, kept.machine.store)
+        loaded = load_session(kept.machine, kept.store, logs[0])
         rebuilt += not loaded.snapshots()
         loaded.rebuild()
         check(kept.machine, loaded)

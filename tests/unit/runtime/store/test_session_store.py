@@ -9,7 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_executable import fake_machine, flood, small_manifest
+from fake_executable import fake_machine, small_manifest
+from port import CopyMode, flood, load_session
 from unit.runtime.store.kept import (
     KIND,
     Kept,
@@ -25,7 +26,6 @@ from ds4c_runtime.session import Session
 from ds4c_runtime.store.history_log import HistoryLog
 from ds4c_runtime.store.session_image import make_image
 from ds4c_runtime.store.state_file import StoredSnapshot
-from ds4c_runtime.transport import CopyMode
 
 
 @pytest.mark.parametrize("position", [0, 1, 3, 7, 8, 31, 32, 33, 63, 64, 100, 200])
@@ -157,13 +157,13 @@ def test_loading_takes_what_there_is_room_for(tmp_path: Path) -> None:
         loaded, machine, kept = moved(tmp_path / str(number), session, **options)
         assert loaded.state_valid
         assert loaded.snapshots()[-1].position == 150
-        machine.store.check_integrity()
+        check(machine)
         equal(loaded, session)
         kept.store.close()
     loaded, machine, _ = moved(tmp_path / "none", session, page_count=4)
     assert not loaded.state_valid
     assert [s.position for s in loaded.snapshots()] == [128, 96, 64, 32][::-1]
-    machine.store.check_integrity()
+    check(machine)
 
 
 def test_saving_without_held_logits(tmp_path: Path) -> None:
@@ -266,7 +266,7 @@ def walk(seed: int, folder: Path, operations: int) -> None:
             kept.store.close()
             kept = Kept(folder, fake_machine())
             (log,) = kept.store.scan()
-            loaded = kept.store.load(log, kept.machine.stepper, kept.machine.store)
+            loaded = load_session(kept.machine, kept.store, log)
             assert loaded.state_valid or not exact
         loaded.rebuild()
         check(kept.machine, loaded)

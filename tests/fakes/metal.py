@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 from fake_executable import FakeDevice
-from fake_gpu import extent_of
+from fakes.gpu_artifact import extent_of
 
 from ds4c_runtime.device.emulator.guarded import guarded_bytes
 from ds4c_runtime.launches import Extent
