@@ -15,13 +15,14 @@ MEASURED := $(BIN)/python tools/measured.py
 TEST_CACHE := $(or $(DS4C_TEST_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ds4c-tests)
 
 .DEFAULT_GOAL := help
-.PHONY: help setup host gpu-tools oracle peers peers-table demo bench lint format test test-more test-full run-test run-more run-full durations golden proto clean distclean
+.PHONY: help setup host gpu-tools oracle peers peers-table demo bench lint format test test-more test-full mutants run-test run-more run-full durations golden proto clean distclean
 
 help:
 	@echo "make demo     set up .venv, build the bundled model for cpu, serve it, drive it with a gRPC client"
 	@echo "make test     set up .venv, lint, types, import rules, all tests"
 	@echo "make test-more    real clients, load, fuzzing, long forms: 25 minutes at most; CI runs it after make test"
 	@echo "make test-full    the longest forms of some tests: walks of 10,000 operations and the like"
+	@echo "make mutants  planted faults that the fast tests have to find; RANDOM=200 SEED=1, ONLY=M01,M22, SLOW=1, JOBS=2"
 	@echo "make setup    only .venv            make lint     ruff, basedpyright, import rules"
 	@echo "make gpu-tools    NVRTC and LLD, which make binaries of kernels for GPUs; make test asks for them"
 	@echo "make oracle   torch and transformers for live parity tests (CPU build only)"
@@ -115,6 +116,11 @@ run-full:
 # After a change of many tests: what each file costs, for the order above. Run it with a cache that is empty.
 durations: gpu-tools
 	$(PYTEST) $(WORKERS) --costs --write-durations -m "not serial and not more and not full"
+
+# Exit code 1 if a fault is not found. RANDOM=N plants changes of N random lines instead of the catalogue.
+mutants: setup
+	PYTHONHASHSEED=0 $(BIN)/python -m tools.mutants --jobs $(or $(JOBS),2) $(if $(ONLY),--only $(ONLY)) \
+	  $(if $(RANDOM),--random $(RANDOM) --seed $(or $(SEED),0)) $(if $(SLOW),--slow)
 
 golden: setup
 	$(BIN)/python tools/golden/make_golden.py

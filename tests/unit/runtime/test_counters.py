@@ -71,6 +71,14 @@ def request(tokens: tuple[int, ...] = (), count: int = 5, **fields: Any) -> Gene
     return GenerationRequest(tokens=tokens, session_id="s", return_text=False, stop=stop, **fields)
 
 
+def test_the_time_of_a_rewind_is_that_of_restore_and_replay() -> None:
+    counters = Counters()
+    kind, reason = RewindKind.SNAPSHOT_REPLAY, RebuildReason.NOT_REBUILT
+    report = RewindReport(kind, RewindCause.CLIENT, reason, 90, 70, 64, 6, 0.5, 0.25, "s1")
+    counters.rewinds.record(report)
+    assert counters.rewinds.seconds.values()[("snapshot_replay",)].sum == 0.75
+
+
 @pytest.fixture
 def engine() -> Iterator[Engine]:
     """One session "s" of 40 tokens, snapshots at 32 and 40; a rewind to 34 or above is in place."""

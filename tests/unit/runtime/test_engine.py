@@ -438,6 +438,14 @@ def test_eos_and_stop_tokens_are_neither_sent_nor_kept(engine: Engine) -> None:
     made.shutdown(0)
 
 
+def test_the_token_after_the_least_number_may_be_the_end() -> None:
+    """Every token wants to be the end of sequence: two are forbidden to be, the third is."""
+    with fake_engine(favour=lambda _position, _token: 1) as made:
+        result = made.run(ids_only(stop=StopParams(min_output_tokens=2, max_output_tokens=9)))
+        assert (len(result.tokens), result.finished.reason) == (2, FinishReason.EOS)
+        assert 1 not in result.tokens
+
+
 def test_no_output_only_appends_the_prompt(engine: Engine) -> None:
     engine.open_session("s")
     result = engine.run(ids_only(session_id="s", stop=StopParams(max_output_tokens=0)))

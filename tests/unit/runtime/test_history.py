@@ -89,6 +89,15 @@ def test_prefixes_share_blocks() -> None:
     assert len(one) == 3 * BLOCK_TOKENS + 7
 
 
+def test_equal_blocks_that_are_not_shared_are_equal() -> None:
+    tokens = some(2 * BLOCK_TOKENS + 5, 6)
+    history = History("", tokens)
+    assert history.starts_with(History("", tokens).prefix(len(tokens)))
+    for wrong in (0, 2 * BLOCK_TOKENS - 1, 2 * BLOCK_TOKENS):
+        other = [*tokens[:wrong], tokens[wrong] ^ 1, *tokens[wrong + 1 :]]
+        assert not history.starts_with(History("", other).prefix(len(other)))
+
+
 def test_a_digest_costs_one_block_whatever_the_length(monkeypatch: pytest.MonkeyPatch) -> None:
     from ds4c_runtime import history as module
 

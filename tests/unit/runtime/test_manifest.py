@@ -146,6 +146,7 @@ MALFORMED: list[tuple[Edit, str]] = [
     (at("states.0.dtype", "object"), "dtype rejected"),
     (at("states.0.offset", 8), "state 'raw' offset rejected"),
     (at("states.1.name", "raw"), "states rejected: expected each name once"),
+    (at("states.3.every", 2), "rows_per_page \\* every = 32 tokens, got 8 \\* 2"),
     (at("states.3.every", 5), "rows_per_page \\* every = 32 tokens, got 8 \\* 5"),
     (at("states.4.offset", 0), "rejected: expected an offset"),
     (at("weights.0.bytes", 127), "weight 'a' rejected: expected at least 128 bytes, got 127"),
@@ -163,6 +164,8 @@ MALFORMED: list[tuple[Edit, str]] = [
     (at("files.0.name", "x\0"), "expected a plain file name"),
     (at("files.0.name", "manifest.json"), "expected each name once"),
     (at("files.0.name", "Weights.bin"), "expected each name once"),
+    (at("files.0.name", "Manifest.JSON"), "expected each name once"),
+    (at("files.1.name", "KERNELS.SO"), "expected each name once"),
     (at("files.0.sha256", "00"), "expected 64 hex digits"),
     (at("files.0.sha256", "G" * 64), "expected 64 hex digits"),
     (at("files.0.bytes", -1), "expected a size of 0 or more"),
@@ -179,6 +182,17 @@ def test_malformed_manifests_are_refused_by_name(edit: Edit, message: str) -> No
     edit(raw)
     with pytest.raises(ArtifactError, match=message):
         Manifest.parse(json.dumps(raw))
+
+
+@pytest.mark.parametrize("arena", ["io", "state_slot", "page"])
+def test_an_arena_of_one_unit_less_than_its_buffers_is_refused(arena: str) -> None:
+    manifest = sample()
+    size = getattr(manifest.arenas, arena) - 64
+    short = dataclasses.replace(
+        manifest, arenas=dataclasses.replace(manifest.arenas, **{arena: size})
+    ).with_id()
+    with pytest.raises(ArtifactError, match=f"expected its end within {size} bytes of arena {arena}, got"):
+        Manifest.parse(short.to_json())
 
 
 @pytest.mark.parametrize(

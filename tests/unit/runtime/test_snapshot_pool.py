@@ -177,6 +177,27 @@ def test_one_session_does_not_take_more_than_its_share() -> None:
     assert len(ring) == 2
 
 
+def test_a_snapshot_of_exactly_the_room_of_a_session_is_taken() -> None:
+    made = Pool(CopyMode.DEVICE, 2)
+    size = made.pool.layout.parts(64).total
+    for room, kept in ((size, [64]), (size - 1, [])):
+        made.pool.session_bytes = room
+        assert fill(made.pool, made.pool.open(), [64], made) == kept
+
+
+def test_what_a_step_is_about_to_fill_counts_for_the_host_too() -> None:
+    """12 of the largest: 4 in the arena and 8 on the host, where 7 are pinned: one more, not two."""
+    made = Pool(CopyMode.HOST, 12)
+    pool, layout = made.pool, made.pool.layout
+    position = next(p for p in range(64, 256) if layout.parts(p).total == layout.largest())
+    for _ in range(7):
+        ring = pool.open()
+        assert fill(pool, ring, [position], made) == [position]
+        ring.branch[0].is_pinned = True
+    assert pool.reserve(pool.open(), position, position) is not None
+    assert pool.reserve(pool.open(), position, position) is None
+
+
 def test_several_snapshots_of_one_step_count_together() -> None:
     machine = fake_machine(small_manifest(max_rows=128, page_tokens=16))
     most = 3 * largest_snapshot(machine.manifest)

@@ -179,6 +179,15 @@ def test_of_turn_ends_the_last_eight_stay_and_no_more() -> None:
     assert [p for p in range(130) if ring.at(p)] == list(range(50, 130, 10))
 
 
+def test_the_start_of_the_last_draft_stays() -> None:
+    """Its end is at an interval, which by spacing alone would push out the start."""
+    ring = SnapshotRing(INTERVAL)
+    older, start = (entry_at(p, SnapshotOrigin.BEFORE_DRAFT) for p in (150, 200))
+    for entry in (entry_at(128), older, start, entry_at(256)):
+        ring.add(entry)
+    assert ring.surplus(256) == [older]
+
+
 def test_ends_of_the_last_turns_stay() -> None:
     ring, ends = SnapshotRing(INTERVAL), []
     position = 0

@@ -143,6 +143,13 @@ def test_of_several_matches_the_first_and_longest_counts() -> None:
     assert released("xx abcd", ("bc", "abc", "abcd"))[0:3:2] in (("xx ", "abcd"), ("xx ", "abc"))
 
 
+def test_of_stop_strings_that_begin_at_one_place_the_longest_counts() -> None:
+    (token,) = TOKENIZER.encode(" the")  # all of them appear at once
+    for stops in ((" t", " the", " th"), (" the", " th", " t")):
+        release = TokenText(TOKENIZER, stops).push(token)
+        assert (release.text, release.matched, release.dropped) == ("", " the", 1)
+
+
 def test_without_stop_strings_nothing_is_held() -> None:
     stream = TokenText(TOKENIZER)
     for token in TOKENIZER.encode("a🎉b"):

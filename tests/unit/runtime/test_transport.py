@@ -15,6 +15,7 @@ from ds4c_runtime.device.base import HostBytes
 from ds4c_runtime.device.copy_thread import CopyThread, ThreadCopy
 from ds4c_runtime.device.cpu import CpuDevice
 from ds4c_runtime.device.memory import aligned_zeros, pinned_zeros
+from ds4c_runtime.errors import BackendFailedError
 from ds4c_runtime.reports import RewindKind
 from ds4c_runtime.snapshot import SnapshotOrigin
 from ds4c_runtime.transport import CopyMode, OnDevice, OnHost, Transport
@@ -222,6 +223,31 @@ def test_a_failed_copy_raises_for_who_waits_and_is_done() -> None:
     assert followed == [1]
     good = copies.submit(aligned_zeros(64), aligned_zeros(64))
     good.wait()
+
+
+def test_a_fetch_that_fails_keeps_no_room() -> None:
+    """However often: the arena is as empty as before, and the snapshot can be fetched then."""
+
+    class Failing(FakeDevice):
+        fails = False
+
+        def copy_from_host(self, source: HostBytes, arena: HostBytes, offset: int) -> ThreadCopy:
+            if self.fails:
+                raise OSError("no copy")
+            return super().copy_from_host(source, arena, offset)
+
+    machine = fake_machine(copy_mode=CopyMode.HOST, device_type=Failing)
+    session = machine.open()
+    session.prefill(random_tokens(100, 1))
+    assert isinstance(machine.device, Failing)
+    machine.device.fails = True
+    for _ in range(20):
+        with pytest.raises(BackendFailedError, match="restore failed"):
+            session.rewind(64)
+    machine.device.fails = False
+    session.rebuild()
+    assert session.last_rewind is not None
+    ORACLE.check(machine, session)
 
 
 def test_sizes_must_agree() -> None:

@@ -1,12 +1,14 @@
 """Tokens: reading the file, comparing, owners, and refusal by a handler of the same kind."""
 
+import asyncio
 from pathlib import Path
 
 import grpc
 import pytest
 
 from ds4c_runtime.errors import InvalidRequestError
-from ds4c_serve.auth import Authenticator, read_tokens, refusing_handler
+from ds4c_serve.auth import Authenticator, AuthInterceptor, read_tokens, refusing_handler
+from ds4c_serve.calls import CallCounters
 from ds4c_serve.errors import UnauthenticatedError
 
 FIRST, SECOND = "first-token-0001", "second-token-0002"
@@ -30,6 +32,32 @@ def test_anything_but_a_known_bearer_token_is_refused(header: str) -> None:
         Authenticator([FIRST]).check(header)
 
     assert FIRST not in str(caught.value)
+
+
+@pytest.mark.parametrize("method", ["/grpc.reflection.v1.ServerReflection/Info", "/ds4c.v1.Models/List"])
+def test_only_health_checks_need_no_token(method: str) -> None:
+    """A handler of a refused call is another one; that of a health check is the server's own."""
+    handler = grpc.unary_unary_rpc_method_handler(lambda request, context: None)
+
+    async def found(_details: object) -> grpc.RpcMethodHandler:
+        return handler
+
+    class Details:
+        invocation_metadata: tuple[tuple[str, str], ...] = (("x-token", f"Bearer {FIRST}"),)
+
+        def __init__(self, method: str) -> None:
+            self.method = method
+
+    calls = CallCounters()
+    interceptor = AuthInterceptor(Authenticator([FIRST]), calls)
+    health = interceptor.intercept_service(found, Details("/grpc.health.v1.Health/Check"))  # type: ignore
+    assert asyncio.run(health) is handler
+    assert not calls.requests.values()
+    assert asyncio.run(interceptor.intercept_service(found, Details(method))) is not handler  # type: ignore
+    name = method.rpartition("/")[2]
+    assert calls.requests.values() == {(name, "UNAUTHENTICATED", "UNAUTHENTICATED"): 1}
+    Details.invocation_metadata = (("user-agent", "x"), ("authorization", f"Bearer {FIRST}"))
+    assert asyncio.run(interceptor.intercept_service(found, Details(method))) is handler  # type: ignore
 
 
 def test_without_tokens_everybody_is_the_same_owner() -> None:

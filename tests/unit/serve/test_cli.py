@@ -125,6 +125,7 @@ def test_environment_sets_options(
         (common.CommandFailure("x", common.ExitCode.UNREACHABLE), 7),
         (ModuleNotFoundError("No module named 'xdsl'", name="xdsl.ir"), 5),
         (FileNotFoundError(2, "No such file", "gone"), 1),
+        (MemoryError("8 GiB"), 6),
     ],
 )
 def test_exit_codes_are_the_documented_ones(error: Exception, code: int) -> None:

@@ -99,6 +99,7 @@ def test_a_scrape_says_what_was_done() -> None:
             await failure(s.sessions.Rewind(pb.RewindRequest(session_id="a", to_position=99)))
             deferred = pb.RewindRequest(session_id="b", to_position=2, defer_rebuild=True)
             await s.sessions.Rewind(deferred)
+            await s.open("c")
             found = await scrape(url)
             expected = {
                 "rewinds_total{cause=client,kind=in_place}": 1,
@@ -124,7 +125,7 @@ def test_a_scrape_says_what_was_done() -> None:
                 "requests_total{api=Rewind,code=OK,reason=}": 3,
                 "requests_total{api=Rewind,code=OUT_OF_RANGE,reason=POSITION_OUT_OF_RANGE}": 1,
                 "request_seconds_count{api=Rewind}": 4,
-                "sessions{state=valid}": 1,
+                "sessions{state=valid}": 2,
                 "sessions{state=stale}": 1,
                 "running_requests": 0,
                 "queue_requests": 0,

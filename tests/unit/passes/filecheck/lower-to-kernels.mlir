@@ -22,6 +22,7 @@ func.func @step(%tokens : tensor<?xi32>, %at : !ds4.block) -> tensor<?x4xf32> {
 // Windows, and what is made from them, have the size of windows for their maker and their readers.
 // CHECK: ds4.call_kernel "windows_{{.*}}[\22windows\22,\22block\22,\22int32\22,[4,2]
 // CHECK: ds4.call_kernel "rope_table_{{.*}}[\22at\22,\22block\22,\22int32\22,[4,2]{{.*}}[\22table\22,\22out\22,\22float32\22,[4,2,1]
+// CHECK: ds4.call_kernel "pool_{{.*}}[\22rows\22,\22out\22,\22float32\22,[4,4]
 // CHECK: ds4.call_kernel "rope_{{[0-9a-f]+.*}}[\22table\22,\22in\22,\22float32\22,[4,2,1]
 func.func @step(%x : tensor<?x8xf32>, %at : !ds4.block) -> tensor<?x4xf32> {
   %c = ds4.weight "coarse" : tensor<2x2x1xf64>

@@ -25,6 +25,20 @@ func.func @step(%tokens : tensor<?xi32>, %at : !ds4.block, %logit_rows : !ds4.ro
   func.return %o : tensor<?x4xf32>
 }
 // -----
+// Buffers of 48 bytes stand 64 bytes apart.
+// RUN: ds4c-opt -p 'plan-state{horizon=10 context=64 rows=3 segments=1 logit-rows=1},lower-to-kernels,plan-buffers'
+// CHECK: ds4.call_kernel "embed_{{.*}} offsets = ["io:0", "weights:4096", "workspace:0", "io:64"]
+// CHECK: ds4.call_kernel "linear_{{.*}} offsets = ["workspace:0", "weights:4288", "workspace:64", "io:64"]
+ds4.state @logits host : tensor<?x4xf32> every 1
+func.func @step(%tokens : tensor<?xi32>, %at : !ds4.block, %logit_rows : !ds4.rows) -> tensor<?x4xf32> {
+  %t = ds4.weight "table" : tensor<9x4xf32>
+  %e = ds4.embed %tokens, %t {copies = 1} : (tensor<?xi32>, tensor<9x4xf32>) -> tensor<?x1x4xf32>
+  %w = ds4.weight "w" : tensor<4x1x4xf32>
+  %y = ds4.linear %e, %w : (tensor<?x1x4xf32>, tensor<4x1x4xf32>) -> tensor<?x4xf32>
+  %o = ds4.add %y, %y : (tensor<?x4xf32>, tensor<?x4xf32>) -> tensor<?x4xf32>
+  func.return %o : tensor<?x4xf32>
+}
+// -----
 // Arguments that the runtime does not fill in.
 // RUN: not ds4c-opt -p 'plan-state{horizon=10 context=64 rows=8 segments=2 logit-rows=4},lower-to-kernels,plan-buffers'
 // CHECK: expected a value with an address, got argument strange; arguments must be one of tokens, at, logit_rows, args, marks

@@ -99,6 +99,7 @@ CODE_FAULTS: dict[str, tuple[dict[str, object], str]] = {
     "argument added": ({"params": 3}, "expected 2 pointers, got 3 of 8 bytes"),
     "fewer threads": ({"threads": 128}, "expected 256 threads or more, got 128"),
     "more registers": ({"registers": 300}, "expected at most 255 registers of a thread, got 300"),
+    "one register more": ({"registers": 256}, "expected at most 255 registers of a thread, got 256"),
     "less shared memory": ({"shared_bytes": 32}, "expected 64 bytes of shared memory, got 32 bytes"),
     "more shared memory": ({"shared_bytes": 512}, "expected 64 bytes of shared memory, got 512 bytes"),
 }
@@ -113,6 +114,24 @@ def test_code_that_is_not_what_the_plan_launches(
     line = refused(with_code(target, variant, **changes)(package(target)), tmp_path / "a")
     assert line.startswith(f"kernels.{variant}.")
     assert message in line
+
+
+@pytest.mark.parametrize(("target", "variant"), [("cuda", "sm_90"), ("rocm", "gfx942")])
+def test_a_compiler_may_align_shared_memory_by_256_bytes(target: str, variant: str, tmp_path: Path) -> None:
+    """The plan says 64 bytes: 64 to 320 are right, one byte more is another kernel."""
+    manifest = with_code(target, variant, shared_bytes=320)(package(target)).write(tmp_path / "most")
+    assert 320 in {row.shared_bytes for row in check_package(tmp_path / "most", manifest)}
+    line = refused(with_code(target, variant, shared_bytes=321)(package(target)), tmp_path / "a")
+    assert "expected 64 bytes of shared memory, got 321 bytes" in line
+
+
+def test_registers_are_handed_out_in_steps_of_8(tmp_path: Path) -> None:
+    """41 registers of 256 threads take 48 * 256 = 12,288."""
+    made = with_code("cuda", "sm_90", registers=41)(package("cuda"))
+    manifest = with_limits(block_registers=12_288)(made).write(tmp_path / "fits")
+    assert check_package(tmp_path / "fits", manifest)
+    line = refused(with_limits(block_registers=12_287)(made), tmp_path / "a")
+    assert "at most 12287 registers of a block, got 12288" in line
 
 
 FAULTS: dict[str, tuple[str, Change, str]] = {
@@ -175,6 +194,7 @@ FAULTS: dict[str, tuple[str, Change, str]] = {
     "grid that shrinks": ("metal", with_launch(grid=(Dim(8, "rows", 0, -1), ONE, ONE)), "grows with rows"),
     "empty grid": ("metal", with_launch(grid=(Dim(0), ONE, ONE)), "grids of at least one block"),
     "address dropped": ("metal", with_launch(args=(Address("workspace", 0),)), "expected 2 addresses, got 1"),
+    "half a warp": ("metal", with_scale(threads=48), "scale_rows: expected whole warps of threads, got 48"),
     "unknown function": ("metal", with_launch(function="other"), "a known function, got other"),
 }  # fmt: skip
 

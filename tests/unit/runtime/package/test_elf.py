@@ -89,6 +89,7 @@ def test_random_damage_gives_a_value_or_a_refusal(read: Read, data: bytes) -> No
         ({".name": 5}, "expected a text .name"),
         ({".args": {}}, "expected an array .args"),
         ({".args": [{".offset": 8, ".size": 8}, {".offset": 0, ".size": 8}]}, "one after the other"),
+        ({".args": [{".offset": 0, ".size": 8}, {".offset": 7, ".size": 8}]}, "8 bytes at 7"),
     ],
 )
 def test_notes_that_contradict_are_refused(

@@ -477,6 +477,16 @@ def test_a_log_that_somebody_else_changed_is_written_anew_or_found_out(
         assert path.stat().st_size > 60
 
 
+@pytest.mark.parametrize("lacking", [1, 16, 60])
+def test_a_log_that_became_shorter_is_written_anew(tmp_path: Path, lacking: int) -> None:
+    path, sizes = written(tmp_path)
+    log, _ = HistoryLog.open(path)
+    os.truncate(path, sizes[-1] - lacking)
+    log.sync([1, 2, 3])
+    contents = read_log(path)
+    assert (contents.tokens.tolist(), contents.turns, contents.damage) == ([1, 2, 3], 1, "")
+
+
 def test_a_full_disk(tmp_path: Path) -> None:
     with mounted(tmp_path / "disk", "size=16k") as disk:
         if disk is None:

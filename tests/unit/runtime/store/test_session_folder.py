@@ -98,6 +98,10 @@ def test_a_state_is_on_trial_until_it_was_used(tmp_path: Path) -> None:
         assert opened.read(log) is not None
         opened.store(log, 8)
         assert names(tmp_path, log) == [".log", ".state"]
+        opened.folder.begin_trial(log)
+        opened.store(log, 9)
+        assert names(tmp_path, log) == [".log", ".state"], "a new state is not on trial"
+        assert opened.read(log) == {"x": bytes([9] * 100)}
         assert opened.said == []
 
 

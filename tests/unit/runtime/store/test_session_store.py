@@ -191,6 +191,15 @@ def parked(kept: Kept, count: int, name: str, pin: bool = False) -> tuple[bool, 
     return done, log
 
 
+def test_a_state_that_takes_the_place_of_its_own_needs_no_more_room(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, fake_machine())
+    session = kept.machine.open()
+    session.prefill(tokens(100))
+    log = kept.save(session)
+    kept.store.disk_budget = kept.store.bytes_used
+    assert kept.store.save(log, session)
+
+
 def test_the_budget_drops_the_cheapest_to_rebuild_and_never_a_pinned_one(tmp_path: Path) -> None:
     kept = Kept(tmp_path, fake_machine(), budget=0)
     done, log = parked(kept, 64, "a")

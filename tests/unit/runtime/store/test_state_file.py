@@ -326,6 +326,14 @@ def test_the_fingerprint_tells_layouts_apart(change: dict[str, int]) -> None:
     assert layout_fingerprint(small_manifest(**change)) != layout_fingerprint(small_manifest())
 
 
+@pytest.mark.parametrize("limit", ["horizon", "page_tokens"])
+def test_limits_that_say_what_rows_mean_are_in_the_fingerprint(limit: str) -> None:
+    manifest = small_manifest()
+    limits = dataclasses.replace(manifest.limits, **{limit: getattr(manifest.limits, limit) - 1})
+    other = dataclasses.replace(manifest, limits=limits)
+    assert layout_fingerprint(other) != layout_fingerprint(manifest)
+
+
 def test_the_fingerprint_is_of_the_state_alone() -> None:
     other = small_manifest(max_rows=20, eos_token_ids=(2,))
     assert other.artifact_id != small_manifest().artifact_id
