@@ -7,15 +7,15 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from artifacts import DEMO, Build
+from artifacts import DEMO, Build, need_tools
+from one_layer import one_layer
 
 from ds4c.cli.main import main
 
 
-def test_build_reports_on_stderr_and_prints_json(
-    built: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    checkpoint = built("tiny-8").checkpoint
+@pytest.mark.slow
+def test_build_reports_on_stderr_and_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint = one_layer(tmp_path / "checkpoint")
     arguments = ["build", str(checkpoint), "-o", str(tmp_path / "m"), "--context", "512", "--json"]
     assert main([*arguments, "--dump-ir", str(tmp_path / "ir")]) == 0
     out, err = capsys.readouterr()
@@ -140,11 +140,11 @@ def test_logits_refuses(
 
 
 @pytest.mark.slow
-def test_every_target_into_a_folder_of_its_name(
-    built: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_every_target_into_a_folder_of_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    for target in ("cuda", "rocm"):
+        need_tools(target, tmp_path)
     small = ["--context", "256", "--rows", "8", "--segments", "1", "--logit-rows", "8", "--json", "--quiet"]
-    checkpoint = str(built("tiny-8").checkpoint)
+    checkpoint = str(one_layer(tmp_path / "checkpoint"))
     assert main(["build", checkpoint, "-o", str(tmp_path / "out"), "--target", "all", *small]) == 0
     targets = [each["target"].partition(":")[0] for each in json.loads(capsys.readouterr().out)]
     assert targets == ["cpu", "cuda", "metal", "rocm"] == sorted(f.name for f in (tmp_path / "out").iterdir())
