@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from artifacts import DEMO, Build, need_tools
+from fake_executable import small_manifest
 from one_layer import one_layer
 
+from ds4c.build import BuildOptions, BuildReport
 from ds4c.cli.main import main
+from ds4c_runtime.manifest import TargetInfo
 
 
 @pytest.mark.slow
@@ -139,7 +143,28 @@ def test_logits_refuses(
     assert not (tmp_path / "out.npy").exists()
 
 
-@pytest.mark.slow
+def test_each_target_has_a_folder_of_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which builds there are; the next test does them."""
+    asked: list[tuple[Path, str, str, int]] = []
+
+    def build(source: Path, folder: Path, options: BuildOptions, _: object) -> BuildReport:
+        asked.append((folder, options.target, options.name, options.rows))
+        manifest = small_manifest()
+        info = TargetInfo(options.target, "variant", ())
+        return BuildReport(folder, replace(manifest, target=info), 3, 0.5)
+
+    monkeypatch.setattr("ds4c.build.build", build)
+    command = ["build", str(tmp_path / "model"), "-o", str(tmp_path / "out"), "--target", "all"]
+    assert main([*command, "--rows", "8", "--json", "--quiet"]) == 0
+    names = ["cpu", "cuda", "metal", "rocm"]
+    assert asked == [(tmp_path / "out" / name, name, "model", 8) for name in names]
+    found = [(each["artifact"], each["target"]) for each in json.loads(capsys.readouterr().out)]
+    assert found == [(str(tmp_path / "out" / name), f"{name}:variant") for name in names]
+
+
+@pytest.mark.more
 def test_every_target_into_a_folder_of_its_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
     for target in ("cuda", "rocm"):
         need_tools(target, tmp_path)
