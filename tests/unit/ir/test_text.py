@@ -16,7 +16,7 @@ from ds4c.passes.pipeline import PASSES
 
 
 def check_round_trips(modules: Iterable[ModuleOp]) -> int:
-    """Number of texts; one that several passes leave alone is parsed once, and equal to the module after each."""
+    """Number of texts; one that several passes leave alone is parsed once and equal to each module."""
     parsed: dict[str, ModuleOp] = {}
     for module in modules:
         text = print_module(module)
