@@ -15,7 +15,7 @@ from pathlib import Path
 import pytest
 from artifacts import DEMO, Build
 
-pytestmark = [pytest.mark.e2e, pytest.mark.slow]
+pytestmark = [pytest.mark.e2e, pytest.mark.more]
 ROOT = Path(__file__).parents[2]
 
 
