@@ -46,6 +46,7 @@ def test_the_borders_by_snapshot(four_layers: Compiled) -> None:
 
 
 @pytest.mark.more
+@pytest.mark.timeout(1800)  # two minutes of an idle core, ten of one that others use too
 def test_every_transaction(four_layers: Compiled) -> None:
     """All phases, widths and accepted counts, in place."""
     assert four_layers.run(transactions(), LAP, follow=2) == 3456
