@@ -134,7 +134,7 @@ class Process:
         while not condition():
             assert self.process.poll() is None, self.finish()
             assert time.monotonic() < end, "the condition did not come true"
-            time.sleep(0.01)
+            time.sleep(0.03)
 
     def signal(self, number: signal.Signals) -> None:
         """Signal the process alone; its children hear nothing of it."""

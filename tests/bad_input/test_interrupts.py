@@ -15,6 +15,8 @@ import grpc
 import numpy as np
 import pytest
 from bad_input.helpers import PATHS, Process, check_line, command_line, entries, linked_copy, rewrite, started
+from one_layer import one_layer
+from sizes import more
 
 from ds4c_runtime.manifest import FileEntry, Manifest
 from ds4c_serve.client import stubs
@@ -108,8 +110,11 @@ def test_an_interrupt_inside_exec(tmp_path: Path) -> None:
 # --- build
 
 
-@pytest.mark.parametrize("whole_group", [False, True], ids=["process", "group"])
-@both
+@pytest.mark.parametrize(
+    ("number", "code", "name", "whole_group"),
+    [(*SIGNALS[0], True), (*SIGNALS[1], False), more(*SIGNALS[0], False), more(*SIGNALS[1], True)],
+    ids=["SIGINT-group", "SIGTERM-process", "SIGINT-process", "SIGTERM-group"],
+)
 def test_build_while_it_compiles(
     checkpoint: Path, tmp_path: Path, number: signal.Signals, code: int, name: str, whole_group: bool
 ) -> None:
@@ -139,12 +144,12 @@ def test_build_before_it_compiles(
     assert entries(out) == ["m", "m/manifest.json"]
 
 
-@pytest.mark.slow
-@both
-def test_build_while_it_links(
-    checkpoint: Path, tmp_path: Path, number: signal.Signals, code: int, name: str
-) -> None:
+@pytest.mark.parametrize(
+    ("number", "code", "name"), [more(*SIGNALS[0]), SIGNALS[1]], ids=["SIGINT", "SIGTERM"]
+)
+def test_build_while_it_links(tmp_path: Path, number: signal.Signals, code: int, name: str) -> None:
     """The linker is a grandchild, here one that never ends."""
+    checkpoint = one_layer(tmp_path / "checkpoint")
     tools = tmp_path / "tools"
     tools.mkdir()
     (tools / "g++").write_text("#!/bin/sh\nexec sleep 600\n")
@@ -183,8 +188,17 @@ def has_open(pid: int, path: Path) -> bool:
     return False
 
 
-@pytest.mark.parametrize("command", ["run", "logits", "serve"])
-@both
+@pytest.mark.parametrize(
+    ("command", "number", "code", "name"),
+    [
+        ("run", *SIGNALS[0]),
+        ("logits", *SIGNALS[1]),
+        *(("serve", *each) for each in SIGNALS),
+        more("run", *SIGNALS[1]),
+        more("logits", *SIGNALS[0]),
+    ],
+    ids=lambda value: value.name if isinstance(value, signal.Signals) else None,
+)
 def test_load(
     large: Path, tmp_path: Path, command: str, number: signal.Signals, code: int, name: str
 ) -> None:
@@ -248,6 +262,7 @@ def test_chat_during_an_answer_goes_on(tmp_path: Path) -> None:
         ended(process, 130, "an interrupt")
 
 
+@pytest.mark.more  # of a server: `unit/serve/test_server` and `e2e/test_grpc_fake`
 @both
 def test_serve_during_prefill(tmp_path: Path, number: signal.Signals, code: int, name: str) -> None:
     """The first signal waits for the generation, the second does not; the socket file is removed."""

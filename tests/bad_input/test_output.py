@@ -91,6 +91,7 @@ def test_a_read_only_file_system(checkpoint: Path, artifact: Path, tmp_path: Pat
         assert entries(disk) == before
 
 
+@pytest.mark.slow
 def test_a_folder_of_somebody_else(checkpoint: Path, tmp_path: Path) -> None:
     """As a user without rights; where the tests run as root, as another one."""
     closed = tmp_path / "closed"
@@ -194,6 +195,7 @@ def test_an_artifact_that_cannot_be_replaced_is_kept(
     assert (old / "manifest.json").read_text() == "old"
 
 
+@pytest.mark.slow
 def test_a_compiler_that_is_killed(checkpoint: Path, tmp_path: Path) -> None:
     """What the system does to a process that takes too much memory."""
     out = tmp_path / "out"

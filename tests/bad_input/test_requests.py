@@ -406,9 +406,9 @@ async def answer(s: Serving, service: str, method: str, request: Any) -> str:
     return "OK"
 
 
-@given(calls=st.lists(requests(), min_size=10, max_size=40))
-@settings(max_examples=80)
-def test_any_request_is_answered_with_a_documented_status(calls: list[tuple[str, str, Any]]) -> None:
+def check_calls(calls: list[tuple[str, str, Any]]) -> None:
+    """A server answers them all, and one that it must answer well after them."""
+
     async def scenario() -> None:
         async with serving(tokenizer_path=TOKENIZER, max_sessions=6) as s:
             await s.open("a")
@@ -430,9 +430,24 @@ def test_any_request_is_answered_with_a_documented_status(calls: list[tuple[str,
     run(scenario(), 120)
 
 
-@given(method=st.sampled_from(METHODS), content=st.binary(max_size=40) | st.binary(min_size=1, max_size=200))
-@settings(max_examples=60)
-def test_any_bytes_are_answered_with_a_documented_status(method: tuple[str, Any], content: bytes) -> None:
+CALLS = st.lists(requests(), min_size=10, max_size=40)
+
+
+@given(calls=CALLS)
+@settings(max_examples=20)
+def test_any_request_is_answered_with_a_documented_status(calls: list[tuple[str, str, Any]]) -> None:
+    check_calls(calls)
+
+
+@pytest.mark.more
+@given(calls=CALLS)
+@settings(max_examples=400)
+def test_many_requests_are_answered_with_a_documented_status(calls: list[tuple[str, str, Any]]) -> None:
+    check_calls(calls)
+
+
+def check_bytes(method: tuple[str, Any], content: bytes) -> None:
+    """A server answers them in the place of a request."""
     service, descriptor = method
 
     async def scenario() -> None:
@@ -446,3 +461,19 @@ def test_any_bytes_are_answered_with_a_documented_status(method: tuple[str, Any]
             await idle(s)
 
     run(scenario(), 60)
+
+
+BYTES = st.binary(max_size=40) | st.binary(min_size=1, max_size=200)
+
+
+@given(method=st.sampled_from(METHODS), content=BYTES)
+@settings(max_examples=20)
+def test_any_bytes_are_answered_with_a_documented_status(method: tuple[str, Any], content: bytes) -> None:
+    check_bytes(method, content)
+
+
+@pytest.mark.more
+@given(method=st.sampled_from(METHODS), content=BYTES)
+@settings(max_examples=600)
+def test_many_bytes_are_answered_with_a_documented_status(method: tuple[str, Any], content: bytes) -> None:
+    check_bytes(method, content)

@@ -204,6 +204,7 @@ def serve_command(*arguments: str, **environment: str) -> subprocess.CompletedPr
     )
 
 
+@pytest.mark.more  # `unit/serve/test_listen` and `bad_input/test_options` in one process
 @pytest.mark.parametrize("option", ["--grpc-listen", "--metrics-listen"])
 def test_a_taken_port_is_one_line_and_exit_1(option: str, tmp_path: Path) -> None:
     with socket.socket() as taken:
@@ -230,6 +231,7 @@ def test_a_folder_that_is_no_artifact_is_exit_4(tmp_path: Path) -> None:
     assert done.stderr.count("\n") == 1
 
 
+@pytest.mark.more  # `unit/serve/test_listen` and the flags of `bad_input/test_options` in one process
 def test_an_open_address_without_tokens_is_exit_2(tmp_path: Path) -> None:
     done = serve_command(str(tmp_path), "--grpc-listen", "0.0.0.0:0")
     assert (done.returncode, done.stdout) == (2, "")
@@ -324,29 +326,32 @@ def test_client_streams_text(start, call) -> None:
     assert "5 out" in err
 
 
-@pytest.mark.parametrize(
-    ("arguments", "code", "named"),
-    [
-        (["rewind", "gone", "--to", "0"], 1, "SESSION_NOT_FOUND"),
-        (["rewind", "s", "--to", "99"], 2, "POSITION_OUT_OF_RANGE"),
-        (["rewind", "s", "--to-snapshot", "none"], 1, "SNAPSHOT_NOT_FOUND"),
-        (["pin", "s", "none"], 1, "SNAPSHOT_NOT_FOUND"),
-        (["pin", "s", "--at", "7"], 2, "position"),
-        (["unpin", "s", "none"], 1, "SNAPSHOT_NOT_FOUND"),
-        (["snapshots", "gone"], 1, "SESSION_NOT_FOUND"),
-        (["generate", "s", "--tokens", "9999"], 2, "prompt.tokens.ids"),
-        (["generate", "-p", "text"], 1, "NO_TOKENIZER"),
-        (["generate", "s", "--tokens", "1", "--expected-position", "4"], 1, "CONTINUATION_STALE"),
-    ],
-)
-def test_client_failures_are_one_line(start, call, arguments: list[str], code: int, named: str) -> None:
+FAILURES = [
+    (["rewind", "gone", "--to", "0"], 1, "SESSION_NOT_FOUND"),
+    (["rewind", "s", "--to", "99"], 2, "POSITION_OUT_OF_RANGE"),
+    (["rewind", "s", "--to-snapshot", "none"], 1, "SNAPSHOT_NOT_FOUND"),
+    (["pin", "s", "none"], 1, "SNAPSHOT_NOT_FOUND"),
+    (["pin", "s", "--at", "7"], 2, "position"),
+    (["unpin", "s", "none"], 1, "SNAPSHOT_NOT_FOUND"),
+    (["snapshots", "gone"], 1, "SESSION_NOT_FOUND"),
+    (["generate", "s", "--tokens", "9999"], 2, "prompt.tokens.ids"),
+    (["generate", "-p", "text"], 1, "NO_TOKENIZER"),
+    (["generate", "s", "--tokens", "1", "--expected-position", "4"], 1, "CONTINUATION_STALE"),
+]
+
+
+def test_client_failures_are_one_line(start, call) -> None:
+    """And leave the session as it was."""
     server = start()
     assert call(server, "open", "s")[0] == 0
-    got, out, err = call(server, *arguments)
-    assert (got, out) == (code, "")
-    assert named in err
-    assert err.startswith("error: ")
-    assert err.count("\n") == 1
+    before = call(server, "sessions")
+    for arguments, code, named in FAILURES:
+        got, out, err = call(server, *arguments)
+        assert (got, out) == (code, ""), arguments
+        assert named in err
+        assert err.startswith("error: ")
+        assert err.count("\n") == 1
+        assert call(server, "sessions") == before, arguments
 
 
 def test_client_brings_its_token(start, call, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -6,7 +6,8 @@ from artifacts import Build, Built
 
 from ds4c_runtime.local import LocalModel, open_local
 
-TARGETS = ("cuda:sm_90", "metal")
+CUDA, METAL = "cuda:sm_90", "metal"
+TARGETS = (CUDA, METAL)
 EMULATOR = "emulator"
 
 

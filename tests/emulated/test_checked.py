@@ -1,17 +1,21 @@
-"""Whole models in the checked mode of the emulator: no race, no stray or uninitialised access."""
+"""A whole model in the checked mode of the emulator: no race, no stray or uninitialised access.
+
+Kernels are checked one by one as CUDA text; here the Metal text, in `make test-more` that of CUDA too.
+"""
 
 from __future__ import annotations
 
 import pytest
 from artifacts import Build, tokens_for
-from emulated.models import TARGETS, emulated
+from emulated.models import CUDA, METAL, emulated
+from sizes import more
 
 from ds4c_runtime.device.emulator.mode import VARIABLE
 
 pytestmark = pytest.mark.slow
 
 
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize("target", [more(CUDA), METAL])
 def test_steps_and_a_rewind_touch_only_what_they_may(
     built: Build, target: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

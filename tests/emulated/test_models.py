@@ -1,18 +1,29 @@
-"""Whole models as CUDA and Metal text on the emulator: tokens as on the CPU, the same bits in any step."""
+"""Whole models as CUDA and Metal text on the emulator: tokens as on the CPU, the same bits in any step.
+
+Each model on one target; on the other, and every way of copying on both, in `make test-more`.
+"""
 
 from __future__ import annotations
 
 import numpy as np
 import pytest
 from artifacts import Build, tokens_for
-from emulated.models import EMULATOR, TARGETS, emulated
+from emulated.models import CUDA, EMULATOR, METAL, TARGETS, emulated
 from port import CopyMode
+from sizes import more
 
 from ds4c_runtime.local import LocalModel, open_local
 
 pytestmark = pytest.mark.slow
 
-MODELS = ("tiny-128", "tiny-8", "tiny-delta", "demo")
+SHORT = (("tiny-8", CUDA), ("tiny-delta", CUDA), ("tiny-128", METAL), ("demo", METAL))
+LONG = (("tiny-8", METAL), ("tiny-delta", METAL), ("tiny-128", CUDA), ("demo", CUDA))
+every_model = pytest.mark.parametrize(("name", "target"), [*SHORT, *(more(*each) for each in LONG)])
+
+KEPT = ((CUDA, CopyMode.DEVICE), (CUDA, CopyMode.HOST_ASYNC))
+"""A copy by the device alone, and one that the host takes while the device goes on."""
+COPIES = [(target, mode) for target in TARGETS for mode in CopyMode]
+
 GENERATED = 48
 
 
@@ -28,8 +39,7 @@ def greedy(model: LocalModel, prompt: list[int], count: int) -> list[int]:
     return found
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", MODELS)
+@every_model
 def test_greedy_tokens_are_those_of_the_cpu(built: Build, name: str, target: str) -> None:
     made, model = emulated(built, name, target)
     prompt = tokens_for(made.config, 150, seed=5)
@@ -37,8 +47,7 @@ def test_greedy_tokens_are_those_of_the_cpu(built: Build, name: str, target: str
     assert greedy(model, prompt, GENERATED) == expected
 
 
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("name", MODELS)
+@every_model
 def test_logits_whole_and_one_by_one(built: Build, name: str, target: str) -> None:
     """And near those of the CPU, whose sums run in another order."""
     made, model = emulated(built, name, target, sessions=2)
@@ -53,8 +62,7 @@ def test_logits_whole_and_one_by_one(built: Build, name: str, target: str) -> No
     assert np.abs(np.concatenate(rows) - np.concatenate(near)).max() <= 2e-4 * scale
 
 
-@pytest.mark.parametrize("mode", list(CopyMode))
-@pytest.mark.parametrize("target", TARGETS)
+@pytest.mark.parametrize(("target", "mode"), [c if c in KEPT else more(*c) for c in COPIES])
 def test_a_snapshot_comes_back(built: Build, target: str, mode: CopyMode) -> None:
     made, model = emulated(built, "tiny-8", target, copy_mode=mode)
     tokens = tokens_for(made.config, 260, seed=7)

@@ -1,4 +1,8 @@
-"""`ds4c serve` on emulated kernels: a rewind over gRPC does what its plan said and leaves a fresh session."""
+"""`ds4c serve` on emulated kernels: a rewind over gRPC does what its plan said and leaves a fresh session.
+
+One rewind that restores and replays; the other kinds and a fork, which `e2e` shows on the CPU, in
+`make test-more`.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +11,8 @@ from collections.abc import Iterator
 import pytest
 from artifacts import Build
 from e2e.test_grpc_demo import ServerProcess, connected, continued, filled, tokens
-from emulated.models import EMULATOR, TARGETS
+from emulated.models import CUDA, EMULATOR, METAL
+from sizes import more
 from unit.serve.grpc_harness import run
 
 from ds4c_serve.v1 import engine_pb2 as pb
@@ -15,16 +20,17 @@ from ds4c_serve.v1 import engine_pb2 as pb
 pytestmark = [pytest.mark.e2e, pytest.mark.slow]
 
 HORIZON, LENGTH = 12, 280
+REPLAY = LENGTH - HORIZON - 1
 KINDS = {
     LENGTH: (pb.REWIND_KIND_NONE, 0),
     LENGTH - HORIZON: (pb.REWIND_KIND_IN_PLACE, 0),
-    LENGTH - HORIZON - 1: (pb.REWIND_KIND_SNAPSHOT_REPLAY, LENGTH - HORIZON - 1 - 256),
+    REPLAY: (pb.REWIND_KIND_SNAPSHOT_REPLAY, REPLAY - 256),
     256: (pb.REWIND_KIND_SNAPSHOT, 0),
     70: (pb.REWIND_KIND_REBUILD, 70),
 }
 
 
-@pytest.fixture(scope="module", params=TARGETS)
+@pytest.fixture(scope="module", params=[METAL, more(CUDA)])
 def server(
     request: pytest.FixtureRequest, built: Build, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[ServerProcess]:
@@ -35,7 +41,7 @@ def server(
     assert "Traceback" not in started.log.read_text()
 
 
-@pytest.mark.parametrize("to", KINDS)
+@pytest.mark.parametrize("to", [to if to == REPLAY else more(to) for to in KINDS])
 def test_a_rewind_is_what_was_planned(server: ServerProcess, to: int) -> None:
     prompt, turn = tokens(LENGTH), tokens(7, seed=1)
 
@@ -59,6 +65,7 @@ def test_a_rewind_is_what_was_planned(server: ServerProcess, to: int) -> None:
     run(scenario(), 60)
 
 
+@pytest.mark.more
 def test_a_fork_leaves_the_first_as_it_was(server: ServerProcess) -> None:
     prompt, turn = tokens(150, seed=2), tokens(9, seed=3)
 

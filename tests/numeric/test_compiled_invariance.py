@@ -11,6 +11,7 @@ import pytest
 from artifacts import Build, Built, tokens_for
 from port import step_together
 from rewind_reference import state_bytes
+from sizes import more
 
 from ds4c_runtime.local import open_local
 
@@ -92,19 +93,19 @@ def digest_in_child(made: Built, threads: int) -> str:
     return done.stdout
 
 
-@pytest.mark.parametrize("name", ["tiny-128", "demo", "tiny-delta"])
+@pytest.mark.parametrize("name", ["tiny-128", more("demo"), "tiny-delta"])
 def test_threads_do_not_change_a_bit(built: Build, name: str) -> None:
     made = built(name)
     assert digest_in_child(made, 1) == digest_in_child(made, 2)
 
 
-@pytest.mark.parametrize("name", ["tiny-8", "demo", "tiny-delta"])
+@pytest.mark.parametrize("name", ["tiny-8", more("demo"), more("tiny-delta")])
 def test_cpu_variants_do_not_change_a_bit(built: Build, name: str) -> None:
     sizes = random_sizes(7)
     assert run_chunks(built(name), sizes) == run_chunks(built(name, target="cpu:generic"), sizes)
 
 
-@pytest.mark.parametrize("name", ["tiny-8", "tiny-delta"])
+@pytest.mark.parametrize("name", [more("tiny-8"), "tiny-delta"])
 def test_build_gives_the_same_bytes_twice(built: Build, tmp_path: Path, name: str) -> None:
     from ds4c.build import BuildOptions, build
 

@@ -1,4 +1,8 @@
-"""The suite must notice a ring that is one row too small, whatever the state."""
+"""The suite must notice a ring that is one row too small, whatever the state.
+
+Compiled here with the rings of ratio 4, with each other kind in `make test-more`; the interpreter and the
+tables try every ring.
+"""
 
 from __future__ import annotations
 
@@ -7,6 +11,7 @@ from pathlib import Path
 import pytest
 from artifacts import DEMO, SHAPE, Build, checkpoint_of, kept_artifact, tokens_for
 from rewind_reference import Memo
+from sizes import more
 
 from ds4c.build import BuildOptions, build
 from ds4c.models.architecture import load_config
@@ -34,7 +39,9 @@ def build_with_small_ring(every: int, checkpoint: Path, monkeypatch: pytest.Monk
         return kept_artifact(checkpoint, options, f"rings of every {every} rows one short, no proof")
 
 
-@pytest.mark.parametrize(("name", "every"), [("tiny-8", 1), ("tiny-8", 4), ("tiny-8", 8), ("tiny-delta", 1)])
+@pytest.mark.parametrize(
+    ("name", "every"), [more("tiny-8", 1), ("tiny-8", 4), more("tiny-8", 8), more("tiny-delta", 1)]
+)
 def test_a_ring_one_row_short_is_found(
     name: str, every: int, built: Build, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,8 @@
 P tokens, n wrong ones one by one, then back to P: at once, in two steps, or after the state was saved and
 loaded; the right tokens' logits are compared with a run that went straight on. Each engine runs in a process
 of its own. `docs/peers.md` holds the whole table; what is asserted of a peer here is what shows that it was
-asked the right way, never that it is worse. With `-s` the cells of each peer are printed.
+asked the right way, never that it is worse. With `-s` the cells of each peer are printed. All of it
+runs in `make test-more`; `test_cases` and the tables hold the same of ours on other artifacts.
 """
 
 from __future__ import annotations
@@ -76,6 +77,7 @@ def our_prompt(files: dict[str, str], tmp_path_factory: pytest.TempPathFactory) 
     return path
 
 
+@pytest.mark.more
 @pytest.mark.parametrize("way", OURS, ids=[way.name for way in OURS])
 def test_ours_is_exact_in_every_cell(files: dict[str, str], way: Way) -> None:
     wanted = cells(way, OWN_POSITIONS)
@@ -84,7 +86,7 @@ def test_ours_is_exact_in_every_cell(files: dict[str, str], way: Way) -> None:
     assert [result for result in found.results if result.outcome is not Outcome.EXACT] == []
 
 
-@pytest.mark.slow
+@pytest.mark.more
 @pytest.mark.peers
 @pytest.mark.parametrize("engine", [peer(name) for name in MEDIAN])
 def test_a_peer_on_the_same_grid(

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import shutil
+from dataclasses import dataclass
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any, cast
@@ -11,7 +13,10 @@ from typing import Any, cast
 import numpy as np
 import pytest
 from artifacts import Build
+from one_layer import one_layer
+from sizes import more
 
+from ds4c.build import BuildOptions, build
 from ds4c.cli.bench import check_limits
 from ds4c.cli.bench_picture import draw_profile, print_profile
 from ds4c.cli.bench_profile import KernelTime, Profile, TimedDevice, open_timed, profile_program
@@ -19,9 +24,10 @@ from ds4c.cli.bench_traffic import StepShape, kernel_bytes
 from ds4c.cli.common import CommandFailure
 from ds4c.cli.main import main
 from ds4c.ir.dialect import parse_module
-from ds4c.ir.kernel import KernelSpec, Operand
+from ds4c.ir.kernel import KernelSpec, Operand, Program
 from ds4c.passes.program import program_of
-from ds4c_runtime.local import open_local
+from ds4c.passes.target import get_target
+from ds4c_runtime.local import LocalModel, open_local
 
 FIGURES = {
     "load_ms",
@@ -77,17 +83,40 @@ def test_an_artifact_of_small_steps_is_refused() -> None:
         check_limits(cast(Any, SimpleNamespace(manifest=manifest)), 32, 6)
 
 
-@pytest.fixture(scope="module")
-def timed(built: Build, tmp_path_factory: pytest.TempPathFactory) -> tuple[object, TimedDevice]:
+@dataclass(frozen=True)
+class Timed:
+    """An artifact, and it on a timed device whose library of single calls is in `work`.
+
+    `layers`: how many have experts.
+    """
+
+    artifact: Path
+    layers: int
+    work: Path
+    model: LocalModel
+    device: TimedDevice
+
+
+@pytest.fixture(scope="module", params=["one layer", more("tiny-8")])
+def timed(request: pytest.FixtureRequest, built: Build, tmp_path_factory: pytest.TempPathFactory) -> Timed:
     folder = tmp_path_factory.mktemp("profile")
-    return open_timed(built("tiny-8").artifact, folder, 1)
+    if request.param == "one layer":
+        options = BuildOptions(horizon=12, context=512, rows=64, logit_rows=64, segments=2)
+        build(one_layer(folder / "checkpoint"), folder / "m", options)
+        artifact, layers = folder / "m", 1
+    else:
+        artifact, layers = built(request.param).artifact, 6
+    work = folder / "work"
+    work.mkdir()
+    return Timed(artifact, layers, work, *open_timed(artifact, work, 1))
 
 
-def test_the_calls_one_by_one_are_the_step(built: Build, timed: tuple[object, TimedDevice]) -> None:
+@pytest.mark.slow
+def test_the_calls_one_by_one_are_the_step(timed: Timed) -> None:
     """What is timed computes the same bits, states included, as the step that it stands for."""
-    model, device = timed
-    plain = open_local(built("tiny-8").artifact).session()
-    session = model.session()  # pyright: ignore[reportAttributeAccessIssue]
+    device = timed.device
+    plain = open_local(timed.artifact).session()
+    session = timed.model.session()
     tokens = np.random.default_rng(3).integers(0, 160, 40).tolist()
     device.is_timing = True
     for start in range(0, 40, 5):
@@ -96,14 +125,23 @@ def test_the_calls_one_by_one_are_the_step(built: Build, timed: tuple[object, Ti
         assert np.array_equal(ours, theirs)
     assert {len(times) for times in device.times} == {8}
     used = [n for n, call in zip(device.experts, device.calls, strict=True) if "moe_experts" in call.kernel]
-    assert len(used) == 6
+    assert len(used) == timed.layers
     assert all(2 <= n <= 8 for n in used)
     session.close()
 
 
 @pytest.mark.slow
-def test_profile_json_and_picture(built: Build, capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
-    artifact = built("tiny-8").artifact
+@pytest.mark.parametrize("timed", ["one layer"], indirect=True)
+def test_profile_json_and_picture(
+    timed: Timed, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """The library of single calls is the one that is there: it was compiled from the same artifact."""
+    artifact = timed.artifact
+
+    def copied(_: object, program: Program, variant: str, work: Path) -> None:
+        shutil.copytree(timed.work, work, dirs_exist_ok=True)
+
+    monkeypatch.setattr(type(get_target("cpu")), "build_kernels", copied)
     before = {file.name for file in artifact.iterdir()}
     options = ["--profile", "--context", "16", "--repeats", "3", "--rows", "2", "--json"]
     picture = tmp_path / "profile.png"

@@ -1,4 +1,4 @@
-"""The device script: what it installs, how it chooses, what it writes; a small run of its table is slow."""
+"""The device script: what it installs, how it chooses, what it writes; its small table is for `test-more`."""
 
 from __future__ import annotations
 
@@ -69,7 +69,7 @@ def test_the_script_refuses_what_it_does_not_know() -> None:
     )
 
 
-@pytest.mark.slow
+@pytest.mark.more
 def test_a_small_table_on_the_emulator(tmp_path: Path) -> None:
     command = [sys.executable, "-m", "benchmarks.on_device", "--device", "emulator", "--small"]
     paths = ":".join(str(ROOT / part) for part in ("", "runtime", "serve", "targets"))

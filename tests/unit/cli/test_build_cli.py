@@ -3,22 +3,26 @@
 from __future__ import annotations
 
 import json
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
 import pytest
 from artifacts import DEMO, Build
+from fake_executable import small_manifest
 from gpu_tools import cuda_compiler, rocm_linker
+from one_layer import one_layer
 
+from ds4c.build import BuildOptions, BuildReport
 from ds4c.cli.main import main
+from ds4c_runtime.manifest import TargetInfo
 
 __all__ = ["cuda_compiler", "rocm_linker"]
 
 
-def test_build_reports_on_stderr_and_prints_json(
-    built: Build, tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    checkpoint = built("tiny-8").checkpoint
+@pytest.mark.slow
+def test_build_reports_on_stderr_and_prints_json(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    checkpoint = one_layer(tmp_path / "checkpoint")
     arguments = ["build", str(checkpoint), "-o", str(tmp_path / "m"), "--context", "512", "--json"]
     assert main([*arguments, "--dump-ir", str(tmp_path / "ir")]) == 0
     out, err = capsys.readouterr()
@@ -142,12 +146,33 @@ def test_logits_refuses(
     assert not (tmp_path / "out.npy").exists()
 
 
-@pytest.mark.slow
+def test_each_target_has_a_folder_of_its_name(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Which builds there are; the next test does them."""
+    asked: list[tuple[Path, str, str, int]] = []
+
+    def build(source: Path, folder: Path, options: BuildOptions, _: object) -> BuildReport:
+        asked.append((folder, options.target, options.name, options.rows))
+        manifest = small_manifest()
+        info = TargetInfo(options.target, "variant", ())
+        return BuildReport(folder, replace(manifest, target=info), 3, 0.5)
+
+    monkeypatch.setattr("ds4c.build.build", build)
+    command = ["build", str(tmp_path / "model"), "-o", str(tmp_path / "out"), "--target", "all"]
+    assert main([*command, "--rows", "8", "--json", "--quiet"]) == 0
+    names = ["cpu", "cuda", "metal", "rocm"]
+    assert asked == [(tmp_path / "out" / name, name, "model", 8) for name in names]
+    found = [(each["artifact"], each["target"]) for each in json.loads(capsys.readouterr().out)]
+    assert found == [(str(tmp_path / "out" / name), f"{name}:variant") for name in names]
+
+
+@pytest.mark.more
 def test_every_target_into_a_folder_of_its_name(
-    built: Build, cuda_compiler: str, rocm_linker: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+    cuda_compiler: str, rocm_linker: str, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     small = ["--context", "256", "--rows", "8", "--segments", "1", "--logit-rows", "8", "--json", "--quiet"]
-    checkpoint = str(built("tiny-8").checkpoint)
+    checkpoint = str(one_layer(tmp_path / "checkpoint"))
     assert main(["build", checkpoint, "-o", str(tmp_path / "out"), "--target", "all", *small]) == 0
     targets = [each["target"].partition(":")[0] for each in json.loads(capsys.readouterr().out)]
     assert targets == ["cpu", "cuda", "metal", "rocm"] == sorted(f.name for f in (tmp_path / "out").iterdir())

@@ -19,6 +19,8 @@ from ds4c.passes.program import program_of
 from ds4c.passes.prove_rewind import ProveRewind
 from ds4c.passes.windows import CounterExample, ReadSet, prove
 
+pytestmark = pytest.mark.slow
+
 HORIZON = 64
 
 

@@ -1,4 +1,8 @@
-"""Every pass leaves the meaning of the module alone: the interpreter gives equal bits before and after it."""
+"""Every pass leaves the meaning of the module alone: the interpreter gives equal bits before and after it.
+
+Pass by pass on the small windows; with windows of 128 the pipeline as a whole, pass by pass in
+`make test-more`.
+"""
 
 from typing import Any
 
@@ -6,6 +10,7 @@ import numpy as np
 import pytest
 from example_modules import PIPELINE, TINY, live_rows, machine_of, random_walk, stages
 from numpy.typing import NDArray
+from sizes import more
 
 from ds4c.ir.dialect import print_module
 from ds4c.passes.pipeline import PASSES
@@ -38,10 +43,22 @@ def test_the_pipeline_holds_every_pass() -> None:
     assert set(PIPELINE) == set(PASSES)
 
 
+BIG = "tiny-128"
+SMALL = [name for name in TINY if name != BIG]
+
+
 @pytest.mark.parametrize("index", range(1, len(PIPELINE) + 1), ids=PIPELINE)
-@pytest.mark.parametrize("name", TINY)
+@pytest.mark.parametrize("name", [*SMALL, more(BIG)])
 def test_equal_before_and_after(name: str, index: int) -> None:
-    before, after = outcome(name, index - 1), outcome(name, index)
+    check_equal(outcome(name, index - 1), outcome(name, index))
+
+
+def test_equal_before_and_after_the_pipeline() -> None:
+    check_equal(outcome(BIG, 0), outcome(BIG, len(PIPELINE)))
+
+
+def check_equal(before: Outcome, after: Outcome) -> None:
+    """Logits and the rows of every state."""
     assert np.array_equal(before[0], after[0])
     for old, new in zip(before[1], after[1], strict=True):
         assert old.keys() == new.keys()

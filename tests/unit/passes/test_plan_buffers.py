@@ -6,6 +6,7 @@ from itertools import pairwise
 
 import pytest
 from example_modules import TINY, FakeTarget, stage
+from sizes import slow
 from xdsl.dialects import func
 from xdsl.dialects.builtin import ModuleOp
 from xdsl.ir import Operation, SSAValue
@@ -62,7 +63,7 @@ def calls_of(module: ModuleOp, function: str) -> list[Operation]:
     return list(found[0].body.block.ops)
 
 
-@pytest.fixture(params=TINY)
+@pytest.fixture(params=[slow(each) if each == "tiny-128" else each for each in TINY])
 def module(request: pytest.FixtureRequest) -> ModuleOp:
     return stage(request.param, "plan-buffers")
 

@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from example_modules import CONTEXT, live_rows, machine_of, stage, step
 from numpy.typing import NDArray
+from sizes import slow
 
 from ds4c.ir.block import Block
 from ds4c.ir.interp import Machine
@@ -15,7 +16,7 @@ from ds4c.models.presets import preset
 HORIZON = 6
 AT = [
     *(("tiny-8", at) for at in (3, 4, 8, 17)),
-    *(("tiny-128", at) for at in (127, 128)),
+    *(slow("tiny-128", at) for at in (127, 128)),
     *(("tiny-delta", at) for at in (1, 3, 17)),
 ]
 MORE = 12

@@ -19,6 +19,8 @@ from ds4c_runtime.device.emulator.program import (
 )
 from ds4c_runtime.launches import Function
 
+pytestmark = pytest.mark.slow  # g++ compiles each text
+
 MODES = (FAST, Mode("shuffled", 1), Mode("shuffled", 2), CHECKED)
 
 

@@ -25,6 +25,8 @@ from ds4c_runtime.device.emulator.program import CHECKED, FAST, Mode, Uninitiali
 from ds4c_runtime.errors import ArtifactError
 from ds4c_runtime.launches import Function, Param
 
+pytestmark = pytest.mark.slow  # g++ compiles each text
+
 MODES = (FAST, Mode("shuffled", 5), CHECKED)
 BLOCKS = 3
 BARRIERS = [m[0] for m in re.finditer("  BARRIER; .*\n", SCAN_BODY)]

@@ -7,6 +7,8 @@ from emulator_texts import CUDA_PRELUDE, function, render, whole_text
 from ds4c_runtime.device.emulator.calls import EmulatorFault
 from ds4c_runtime.device.emulator.program import CHECKED, FAST, SHUFFLED, Mode, Uninitialised, compile_text
 
+pytestmark = pytest.mark.slow  # g++ compiles each text
+
 M, N, K = 32, 16, 48
 MODES = (FAST, SHUFFLED, CHECKED)
 GEMM = {"a": "float16", "b": "float16", "c": "float32"}

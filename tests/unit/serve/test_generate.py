@@ -370,6 +370,7 @@ def test_a_full_queue_says_when_to_retry() -> None:
     run(scenario())
 
 
+@pytest.mark.slow
 def test_request_larger_than_the_limit_is_refused_by_the_transport() -> None:
     async def scenario() -> None:
         async with serving() as s:

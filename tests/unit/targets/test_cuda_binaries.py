@@ -6,6 +6,7 @@ import os
 import re
 import shutil
 import subprocess
+from dataclasses import dataclass
 from pathlib import Path
 
 import pytest
@@ -44,14 +45,31 @@ extern "C" __global__ void __launch_bounds__(256) local_array(float* x, int* y) 
 """
 
 
-@pytest.fixture(params=["nvrtc", "nvcc"])
-def compiler(request: pytest.FixtureRequest, tmp_path: Path) -> str:
+@pytest.fixture(scope="module", params=["nvrtc", "nvcc"])
+def compiler(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> str:
     """Each of the two compilers that is there."""
     try:
-        module.find_compiler(tmp_path, request.param)
+        module.find_compiler(tmp_path_factory.mktemp("compiler"), request.param)
     except TargetError as error:
         pytest.skip(str(error))
     return request.param
+
+
+@dataclass(frozen=True)
+class Binaries:
+    """What a compiler made of the text for every architecture, and the version that it gave."""
+
+    folder: Path
+    version: str
+
+    def cubin(self, architecture: str) -> bytes:
+        return (self.folder / f"kernels.{architecture}.cubin").read_bytes()
+
+
+@pytest.fixture(scope="module")
+def binaries(compiler: str, tmp_path_factory: pytest.TempPathFactory) -> Binaries:
+    folder = write(tmp_path_factory.mktemp(compiler))
+    return Binaries(folder, build_binaries(folder, ARCHITECTURES, compiler))
 
 
 def write(folder: Path, text: str = TEXT) -> Path:
@@ -59,11 +77,10 @@ def write(folder: Path, text: str = TEXT) -> Path:
     return folder
 
 
-def test_binaries_hold_the_kernels(compiler: str, tmp_path: Path) -> None:
-    version = build_binaries(write(tmp_path), ARCHITECTURES, compiler)
-    assert re.fullmatch(r"(NVRTC|nvcc) \d+\.\d+\.\d+", version)
+def test_binaries_hold_the_kernels(binaries: Binaries) -> None:
+    assert re.fullmatch(r"(NVRTC|nvcc) \d+\.\d+\.\d+", binaries.version)
     for each in ARCHITECTURES:
-        found = read_cubin(each, (tmp_path / f"kernels.{each}.cubin").read_bytes())
+        found = read_cubin(each, binaries.cubin(each))
         assert found.architecture == each
         codes = found.by_name
         assert {n: (c.params, c.threads) for n, c in codes.items()} == {
@@ -77,7 +94,7 @@ def test_binaries_hold_the_kernels(compiler: str, tmp_path: Path) -> None:
             "local_array": (0, 800),
         }
         assert all(8 <= c.registers <= 255 for c in codes.values())
-    ptx = read_ptx("kernels.ptx", (tmp_path / "kernels.ptx").read_text())
+    ptx = read_ptx("kernels.ptx", (binaries.folder / "kernels.ptx").read_text())
     assert ptx.architecture == "sm_120"
     assert [(e.name, len(e.params), e.threads) for e in ptx.entries] == [
         ("add_rows", 3, 256),
@@ -102,15 +119,11 @@ def test_registers_are_those_that_ptxas_prints(tmp_path: Path) -> None:
     }
 
 
-def test_the_same_text_gives_the_same_bytes(compiler: str, tmp_path: Path) -> None:
-    made: list[bytes] = []
-    for name in ("one", "another"):
-        folder = tmp_path / name
-        folder.mkdir()
-        build_binaries(write(folder), ["sm_90"], compiler)
-        made.append((folder / "kernels.sm_90.cubin").read_bytes())
-    assert made[0] == made[1]
-    assert str(tmp_path).encode() not in made[0]
+def test_the_same_text_gives_the_same_bytes(binaries: Binaries, compiler: str, tmp_path: Path) -> None:
+    """In another folder and beside no other architecture."""
+    build_binaries(write(tmp_path), ["sm_90"], compiler)
+    assert (tmp_path / "kernels.sm_90.cubin").read_bytes() == binaries.cubin("sm_90")
+    assert str(binaries.folder).encode() not in binaries.cubin("sm_90")
 
 
 def test_refused_text_is_one_line(compiler: str, tmp_path: Path) -> None:
@@ -155,9 +168,8 @@ def test_a_compiler_that_dies(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -
         build_binaries(write(tmp_path), ["sm_90"], "nvcc")
 
 
-def test_a_cut_cubin_is_refused(compiler: str, tmp_path: Path) -> None:
-    build_binaries(write(tmp_path), ["sm_90"], compiler)
-    data = (tmp_path / "kernels.sm_90.cubin").read_bytes()
+def test_a_cut_cubin_is_refused(binaries: Binaries) -> None:
+    data = binaries.cubin("sm_90")
     for at in range(0, len(data), 997):
         with pytest.raises(ArtifactError):
             read_cubin("k", data[:at])

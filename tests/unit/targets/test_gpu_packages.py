@@ -1,4 +1,6 @@
-"""Every kernel of the labs as binaries of every variant: what ships is what is launched, within all limits.
+"""Every kernel of the labs as binaries: what ships is what is launched, within all limits.
+
+Of a variant that no whole model of the tests is built for, and of every variant in `make test-more`.
 
 Nothing runs here. Symbols, arguments, shared memory, registers and spills are read from the cubins and code
 objects, and the Metal text is linted, as `ds4c verify` does it.
@@ -16,6 +18,7 @@ from typing import Any
 import gpu_package
 import pytest
 import shared_cache
+from sizes import more
 from unit.targets.gpu_lab import Lab, described, on_gpu
 
 from ds4c_runtime.launches import Entry, LaunchPlan
@@ -40,37 +43,37 @@ def lab(request: pytest.FixtureRequest) -> Lab:
     return request.getfixturevalue(f"{request.param}_lab")
 
 
-Make = Callable[[str], tuple[KernelRow, ...]]
+Make = Callable[[str, str], tuple[KernelRow, ...]]
 
 
 @pytest.fixture(scope="module")
 def rows_of(lab: Lab, tmp_path_factory: pytest.TempPathFactory) -> Make:
-    """Checked rows of the artifact of a target with the kernels of the lab."""
+    """Checked rows of the artifact of a target and its variants with the kernels of the lab."""
 
-    def make(name: str) -> tuple[KernelRow, ...]:
+    def make(name: str, variants: str) -> tuple[KernelRow, ...]:
         target: GpuTarget = importlib.import_module(f"ds4c_targets.{name}").TARGET
 
         def write(path: Path) -> None:
             parts = {p.name: p for several in lab.emitted().values() for p in several}
             folder = tmp_path_factory.mktemp(name) / "a"
-            write_artifact(target, list(parts.values()), folder)
+            write_artifact(target, variants, list(parts.values()), folder)
             shutil.move(folder, path)
 
         own = [
             Path(file).read_text()
             for file in (__file__, gpu_package.__file__, str(gpu_package.elf_writer.__file__))
         ]
-        kept = shared_cache.entry("packages", shared_cache.digest(name, lab.specs, *own), write)
+        kept = shared_cache.entry("packages", shared_cache.digest(name, variants, lab.specs, *own), write)
         return check_package(kept, Manifest.read(kept))
 
     return make
 
 
-def write_artifact(target: GpuTarget, parts: list[Any], folder: Path) -> Manifest:
+def write_artifact(target: GpuTarget, variants: str, parts: list[Any], folder: Path) -> Manifest:
     """An artifact with kernels and no launches."""
     from ds4c_targets.gpu import text
 
-    chosen = target.description.select("all")
+    chosen = target.description.select(variants)
     names = [v.name for v in chosen]
     made = gpu_package.package(target.name)
     plan = replace(
@@ -99,19 +102,33 @@ def write_artifact(target: GpuTarget, parts: list[Any], folder: Path) -> Manifes
     return package.write(folder)
 
 
-def test_cuda(rows_of: Make, cuda_compiler: str) -> None:
-    rows = rows_of("cuda")
-    assert {r.variant for r in rows} == {"sm_80", "sm_90", "sm_120"}
+CUDA = ("sm_80", "sm_90", "sm_120")
+ROCM = ("gfx942", "gfx1100", "gfx1151", "gfx1201")
+"""The first has waves of 64, the others of 32."""
+
+
+@pytest.mark.parametrize("variants", [CUDA[:1], more(CUDA)], ids="+".join)
+def test_cuda(rows_of: Make, cuda_compiler: str, variants: tuple[str, ...]) -> None:
+    rows = rows_of("cuda", "+".join(variants))
+    assert {r.variant for r in rows} == set(variants)
     spilled = [(r.variant, r.function, r.local_bytes) for r in rows if (r.local_bytes or 0) > LOCAL_BYTES]
     assert spilled == []
 
 
-def test_rocm(rows_of: Make, rocm_linker: str) -> None:
-    rows = rows_of("rocm")
-    assert {r.variant for r in rows} == {"gfx942", "gfx1100", "gfx1151", "gfx1201"}
+@pytest.mark.parametrize("variants", [ROCM[:1], more(ROCM)], ids="+".join)
+def test_rocm(rows_of: Make, rocm_linker: str, variants: tuple[str, ...]) -> None:
+    rows = rows_of("rocm", "+".join(variants))
+    assert {r.variant for r in rows} == set(variants)
     spilled = [(r.variant, r.function, r.spilled) for r in rows if r.spilled or r.local_bytes]
     assert spilled == []
 
 
+def test_every_variant_is_here() -> None:
+    """A new one belongs above."""
+    for name, variants in (("cuda", CUDA), ("rocm", ROCM)):
+        target: GpuTarget = importlib.import_module(f"ds4c_targets.{name}").TARGET
+        assert sorted(v.name for v in target.description.variants) == sorted(variants)
+
+
 def test_metal(rows_of: Make) -> None:
-    assert {r.variant for r in rows_of("metal")} == {f"apple-m{n}" for n in range(1, 6)}
+    assert {r.variant for r in rows_of("metal", "all")} == {f"apple-m{n}" for n in range(1, 6)}
