@@ -98,7 +98,7 @@ class Tree:
         self.root, self.scratch = folder / "tree", folder / "tmp"
         self.path = [str(self.root / entry) for entry in catalogue.path]
         self.source_path = [str(root / entry) for entry in catalogue.path]
-        self._source = root
+        self._before: dict[str, str] = {}
         self.root.mkdir(parents=True)
         for entry in sorted(root.iterdir()):
             if entry.name in catalogue.copied:
@@ -110,13 +110,14 @@ class Tree:
     def put(self, file: str, source: str) -> None:
         """Let a file be another; what was compiled of it goes, as its time may be the same."""
         target = self.root / file
+        self._before.setdefault(file, target.read_text())
         target.write_text(source)
         for compiled in (target.parent / "__pycache__").glob(f"{target.stem}.*.pyc"):
             compiled.unlink()
 
     def restore(self, file: str) -> None:
         """Let a file be what it was."""
-        self.put(file, (self._source / file).read_text())
+        self.put(file, self._before[file])
 
 
 @dataclass
