@@ -12,6 +12,7 @@ from fake_executable import FakeDevice, FakeMachine, fake_machine, small_manifes
 from fake_oracle import FakeOracle, random_tokens
 from port import engine_session, largest_snapshot, memory_of, set_snapshot_limits
 
+from ds4c_runtime.counters import Counters
 from ds4c_runtime.engine import Engine
 from ds4c_runtime.errors import InvalidRequestError, MemoryBudgetError
 from ds4c_runtime.history import History
@@ -33,6 +34,7 @@ class Pool:
         self.manifest = small_manifest()
         layout = SnapshotLayout(self.manifest)
         self.held: Counter[int] = Counter()
+        self.counters = Counters()
         self.pool = SnapshotPool(
             self.manifest,
             FakeDevice(self.manifest),
@@ -40,6 +42,7 @@ class Pool:
             session_bytes=session * layout.largest(),
             mode=mode,
             release_pages=self.release,
+            counters=self.counters,
         )
         self.next_page = 0
 
@@ -175,6 +178,7 @@ def test_one_session_does_not_take_more_than_its_share() -> None:
     fill(made.pool, ring, [32, 64, 96, 128], made)
     assert ring.bytes <= made.pool.session_bytes
     assert len(ring) == 2
+    assert made.counters.snapshot_evictions.values() == {(): 2}
 
 
 def test_a_snapshot_of_exactly_the_room_of_a_session_is_taken() -> None:
