@@ -217,6 +217,23 @@ def test_a_state_that_takes_the_place_of_its_own_needs_no_more_room(tmp_path: Pa
     assert kept.store.save(log, session)
 
 
+def test_what_was_set_aside_goes_at_the_start_if_it_is_too_much(tmp_path: Path) -> None:
+    first = Kept(tmp_path, fake_machine())
+    session = first.machine.open()
+    session.prefill(tokens(50))
+    log = first.save(session)
+    first.store.close()
+    bad = log.path.with_suffix(".state.bad")
+    bad.write_bytes(b"x" * 5000)
+    size = log.path.with_suffix(".state").stat().st_size
+    for budget, is_there in ((size + 5000, True), (size + 4999, False)):
+        kept = Kept(tmp_path, fake_machine(), budget=budget)
+        kept.store.scan()
+        assert bad.exists() == is_there
+        kept.store.close()
+    assert log.path.with_suffix(".state").exists()
+
+
 def test_the_budget_drops_the_cheapest_to_rebuild_and_never_a_pinned_one(tmp_path: Path) -> None:
     kept = Kept(tmp_path, fake_machine(), budget=0)
     done, log = parked(kept, 64, "a")
