@@ -188,6 +188,17 @@ def test_the_first_snapshot_stands_after_position_0(second: int, first_goes: boo
     assert ring.surplus(second) == ([first] if first_goes else [])
 
 
+@pytest.mark.parametrize(("third", "goes"), [(139, 100), (140, 40), (141, 40)])
+def test_the_one_with_the_smallest_gap_goes_first(third: int, goes: int) -> None:
+    """Without 40 the gap is [0, 100), without 100 it is [40, third); of equal ones the first goes."""
+    ring = SnapshotRing(INTERVAL)
+    for position in (40, 100, third):
+        ring.add(entry_at(position))
+    cheapest = ring.cheapest(300)
+    assert cheapest is not None
+    assert cheapest.position == goes
+
+
 def test_the_start_of_the_last_draft_stays() -> None:
     """Its end is at an interval, which by spacing alone would push out the start."""
     ring = SnapshotRing(INTERVAL)
