@@ -12,7 +12,11 @@ from ds4c_runtime.package.binary import KernelCode
 from ds4c_runtime.package.cubin import MACHINE as CUDA
 from ds4c_runtime.package.cubin import RESERVED_BYTES, RESERVED_SECTION
 
-PROCESSORS = {"gfx942": 0x4C, "gfx1100": 0x41, "gfx1151": 0x4A, "gfx1201": 0x4E}
+PROCESSORS = {
+    "gfx90a": 0x3F, "gfx942": 0x4C, "gfx1100": 0x41, "gfx1101": 0x46, "gfx1102": 0x47, "gfx1103": 0x44,
+    "gfx1150": 0x43, "gfx1151": 0x4A, "gfx1152": 0x55, "gfx1200": 0x48, "gfx1201": 0x4E,
+}  # fmt: skip
+"""`EF_AMDGPU_MACH` of LLVM's "User Guide for AMDGPU Backend"."""
 
 
 @dataclass(frozen=True)

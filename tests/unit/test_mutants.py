@@ -73,6 +73,8 @@ def test_equivalents_have_a_reason_and_old_lines_that_exist() -> None:
         lines = {line.strip() for line in (ROOT / each.file).read_text().splitlines()}
         assert len(each.reason) > 20
         assert set(each.old.splitlines()) <= lines, each
+        name = each.scope.rpartition(".")[2]
+        assert not name or any(line.startswith((f"def {name}(", f"class {name}")) for line in lines), each
 
 
 def test_the_mutants_of_the_trial_are_there() -> None:
@@ -135,6 +137,9 @@ def test_what_stays_as_it_is() -> None:
         assert ast.parse(changed)
         for kept in ('"Box" if self.content > 5', "assert value > 7", "{0 + 8}", "The first values"):
             assert kept in changed
+    assert {edit.scope for edit in edits_of(SMALL)} == {
+        "", "first", "is_small", "Box.__init__", "Box.put", "Box.tell",
+    }  # fmt: skip
     kept = edits_of(SMALL, ["Box", "is_small"])
     assert {edit.line for edit in kept} < set(range(1, 13))
     assert {edit.line for edit in edits_of(SMALL, ["Box.tell"])} & {33, 34, 35} == set()
@@ -168,9 +173,11 @@ def test_a_random_change_that_is_known_to_be_equivalent() -> None:
     removed, added = (
         "\n".join(line[1:].strip() for line in first.diff.splitlines() if line[0] == sign) for sign in "-+"
     )
-    known = replace(some, accepted=(Accepted(module.file, removed, added, "why"),))
-    found = random_mutants(known, ROOT, 3, 5, is_slow=False)
-    assert [p.mutant.equivalent for p in found] == ["why", "", ""]
+    ((_, edit), *_) = choose({module.file: edits_of((ROOT / module.file).read_text(), module.left_out)}, 3, 5)
+    for scope, reason in ((edit.scope, "why"), ("another", "")):
+        known = replace(some, accepted=(Accepted(module.file, scope, removed, added, "why"),))
+        found = random_mutants(known, ROOT, 3, 5, is_slow=False)
+        assert [p.mutant.equivalent for p in found] == [reason, "", ""]
     assert [p.source for p in found] == [p.source for p in random_mutants(some, ROOT, 3, 5, is_slow=False)]
 
 

@@ -119,7 +119,7 @@ def random_mutants(
         tests, slow = modules[file].tests, modules[file].is_slow
         mutant = Mutant(f"R{number:03}", file, "", "", tests, is_slow=slow)
         planted = _planted(mutant, sources[file], source, edit.line)
-        reason = _accepted(catalogue.accepted, planted)
+        reason = _accepted(catalogue.accepted, planted, edit.scope)
         if reason:
             mutant = Mutant(mutant.id, file, "", "", tests, reason, slow)
             planted = Planted(mutant, planted.line, source, planted.diff)
@@ -133,12 +133,12 @@ def _planted(mutant: Mutant, before: str, after: str, line: int) -> Planted:
     return Planted(mutant, line, after, diff)
 
 
-def _accepted(accepted: Iterable[Accepted], planted: Planted) -> str:
+def _accepted(accepted: Iterable[Accepted], planted: Planted, scope: str) -> str:
     """Why a random mutant is equivalent, if it is one of those that are known."""
     lines = planted.diff.splitlines()
     old, new = ("\n".join(x[1:].strip() for x in lines if x[0] == sign) for sign in "-+")
     for each in accepted:
-        if (each.file, each.old, each.new) == (planted.mutant.file, old, new):
+        if (each.file, each.scope, each.old, each.new) == (planted.mutant.file, scope, old, new):
             return each.reason
     return ""
 

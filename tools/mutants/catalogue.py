@@ -68,9 +68,13 @@ class Module:
 
 @dataclass(frozen=True)
 class Accepted:
-    """A change of lines that no test can see, found by a random mutant; lines without indentation."""
+    """A change of lines of a function that no test can see, found by a random mutant.
+
+    `scope` is the function (`Class.name`), empty at the top of the file; lines are without indentation.
+    """
 
     file: str
+    scope: str
     old: str
     new: str
     reason: str

@@ -28,13 +28,17 @@ _TEXTS = ("__repr__", "__str__")
 
 @dataclass(frozen=True)
 class Edit:
-    """Bytes `[start, end)` of the source replaced by a text; `line` is that of the start."""
+    """Bytes `[start, end)` of the source replaced by a text.
+
+    `line` is that of the start, `scope` the function or class around it (`Class.name`), empty at the top.
+    """
 
     line: int
     start: int
     end: int
     text: str
     kind: str
+    scope: str
 
     def applied(self, source: str) -> str:
         """The source with the change."""
@@ -119,7 +123,8 @@ class _Finder:
         assert at.end_lineno is not None
         assert at.end_col_offset is not None
         start = self._starts[at.lineno - 1] + at.col_offset
-        return Edit(at.lineno, start, self._starts[at.end_lineno - 1] + at.end_col_offset, text, kind)
+        end = self._starts[at.end_lineno - 1] + at.end_col_offset
+        return Edit(at.lineno, start, end, text, kind, ".".join(self._scope))
 
     def _is_skipped(self, node: ast.AST) -> bool:
         if isinstance(node, ast.Raise | ast.Assert | ast.JoinedStr | ast.Import | ast.ImportFrom):

@@ -79,6 +79,17 @@ def test_the_time_of_a_rewind_is_that_of_restore_and_replay() -> None:
     assert counters.rewinds.seconds.values()[("snapshot_replay",)].sum == 0.75
 
 
+@pytest.mark.parametrize(("to", "discarded"), [(89, 1), (90, 0), (95, 0), (0, 90)])
+def test_what_a_rewind_discards(to: int, discarded: int) -> None:
+    """From 90; to a snapshot of another branch it may also go forwards."""
+    for cause, expected in ((RewindCause.CLIENT, discarded), (RewindCause.BRANCH, 0)):
+        counters = Counters()
+        report = RewindReport(RewindKind.IN_PLACE, cause, RebuildReason.NOT_REBUILT, 90, to, to, 0, 0.0, 0.0)
+        counters.rewinds.record(report)
+        assert counters.rewinds.discarded_tokens.values()[(cause.value,)] == expected
+        assert counters.rewinds.distance_tokens.values()[()].sum == abs(90 - to)
+
+
 @pytest.fixture
 def engine() -> Iterator[Engine]:
     """One session "s" of 40 tokens, snapshots at 32 and 40; a rewind to 34 or above is in place."""

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import itertools
+import re
 from collections import Counter
 from collections.abc import Sequence
 
@@ -12,6 +13,7 @@ from fake_executable import FakeDevice, FakeMachine, fake_machine, small_manifes
 from fake_oracle import FakeOracle, random_tokens
 from port import engine_session, largest_snapshot, memory_of, set_snapshot_limits
 
+from ds4c_runtime.counters import Counters
 from ds4c_runtime.engine import Engine
 from ds4c_runtime.errors import InvalidRequestError, MemoryBudgetError
 from ds4c_runtime.history import History
@@ -33,6 +35,7 @@ class Pool:
         self.manifest = small_manifest()
         layout = SnapshotLayout(self.manifest)
         self.held: Counter[int] = Counter()
+        self.counters = Counters()
         self.pool = SnapshotPool(
             self.manifest,
             FakeDevice(self.manifest),
@@ -40,6 +43,7 @@ class Pool:
             session_bytes=session * layout.largest(),
             mode=mode,
             release_pages=self.release,
+            counters=self.counters,
         )
         self.next_page = 0
 
@@ -175,6 +179,7 @@ def test_one_session_does_not_take_more_than_its_share() -> None:
     fill(made.pool, ring, [32, 64, 96, 128], made)
     assert ring.bytes <= made.pool.session_bytes
     assert len(ring) == 2
+    assert made.counters.snapshot_evictions.values() == {(): 2}
 
 
 def test_a_snapshot_of_exactly_the_room_of_a_session_is_taken() -> None:
@@ -247,6 +252,38 @@ def test_snapshots_of_the_same_id_are_not_the_same() -> None:
     assert [e.snapshot for _, e in made.pool.evictable()] == [one.branch[0].snapshot]
     made.pool.evict(one.branch[0].snapshot)
     assert (len(one), len(other)) == (0, 1)
+    assert made.counters.snapshot_evictions.values() == {(): 1}
+
+
+@pytest.mark.parametrize("mode", CopyMode)
+def test_the_content_of_a_snapshot_is_what_was_kept(mode: CopyMode) -> None:
+    made = Pool(mode, 12)
+    pool, ring = made.pool, made.pool.open()
+    logits = np.random.default_rng(1).random(VOCAB, dtype=np.float32)
+    for position in (20, 40):
+        reserved = pool.reserve(ring, position, position)
+        assert reserved is not None
+        entry = pool.keep(ring, reserved, HISTORY, 0, [made.page()], logits, SnapshotOrigin.CLIENT)
+        content = pool.content(entry.snapshot)
+        assert len(content) == reserved.parts.total
+        start = reserved.parts.logits
+        assert content[start : start + 4 * VOCAB].tobytes() == logits.tobytes()
+
+
+def test_ids_that_last_are_those_of_no_other_process() -> None:
+    ids: list[str] = []
+    for _ in range(2):
+        made = Pool(CopyMode.DEVICE, 4)
+        ring = made.pool.open()
+        for position in (10, 20):
+            made.pool.make_ids_lasting()
+            fill(made.pool, ring, [position], made)
+        ids += [entry.snapshot.snapshot_id for entry in ring.entries]
+    assert all(re.fullmatch(r"s[0-9a-f]{6}-[12]", each) for each in ids)
+    assert [each[-2:] for each in ids] == ["-1", "-2"] * 2
+    first, second, third, fourth = (each[:-2] for each in ids)
+    assert (first, third) == (second, fourth)
+    assert first != third
 
 
 def test_shared_snapshots_are_kept_until_the_last_holder_goes() -> None:

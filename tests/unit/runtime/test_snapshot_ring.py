@@ -179,6 +179,26 @@ def test_of_turn_ends_the_last_eight_stay_and_no_more() -> None:
     assert [p for p in range(130) if ring.at(p)] == list(range(50, 130, 10))
 
 
+@pytest.mark.parametrize(("second", "first_goes"), [(127, True), (128, True), (129, False)])
+def test_the_first_snapshot_stands_after_position_0(second: int, first_goes: bool) -> None:
+    """Without the one at 64, the worst target is the one below the second: 127 tokens may be replayed."""
+    ring, first = SnapshotRing(INTERVAL), entry_at(64)
+    ring.add(first)
+    ring.add(entry_at(second))
+    assert ring.surplus(second) == ([first] if first_goes else [])
+
+
+@pytest.mark.parametrize(("third", "goes"), [(139, 100), (140, 40), (141, 40)])
+def test_the_one_with_the_smallest_gap_goes_first(third: int, goes: int) -> None:
+    """Without 40 the gap is [0, 100), without 100 it is [40, third); of equal ones the first goes."""
+    ring = SnapshotRing(INTERVAL)
+    for position in (40, 100, third):
+        ring.add(entry_at(position))
+    cheapest = ring.cheapest(300)
+    assert cheapest is not None
+    assert cheapest.position == goes
+
+
 def test_the_start_of_the_last_draft_stays() -> None:
     """Its end is at an interval, which by spacing alone would push out the start."""
     ring = SnapshotRing(INTERVAL)

@@ -445,6 +445,25 @@ def test_the_end_of_a_turn_is_one_also_at_an_interval() -> None:
     ORACLE.check(machine, session)
 
 
+@pytest.mark.parametrize(
+    ("taken", "kept", "origin"),
+    [
+        (SnapshotOrigin.SAVE, SnapshotOrigin.TURN_END, SnapshotOrigin.TURN_END),
+        (SnapshotOrigin.SAVE, SnapshotOrigin.PROMPT_END, SnapshotOrigin.PROMPT_END),
+        (SnapshotOrigin.SAVE, SnapshotOrigin.BEFORE_DRAFT, SnapshotOrigin.SAVE),
+        (SnapshotOrigin.CLIENT, SnapshotOrigin.TURN_END, SnapshotOrigin.CLIENT),
+        (SnapshotOrigin.TURN_END, SnapshotOrigin.SAVE, SnapshotOrigin.TURN_END),
+    ],
+)
+def test_the_end_of_a_turn_takes_the_place_of_what_a_save_took(
+    taken: SnapshotOrigin, kept: SnapshotOrigin, origin: SnapshotOrigin
+) -> None:
+    _, session = opened(50)
+    session.take_snapshot(taken)
+    session.keep_snapshot(kept)
+    assert session.snapshots()[-1].origin is origin
+
+
 @pytest.mark.parametrize("at", [1, 31, 32, 33, 63, 84, 85, 89, 90])
 def test_a_pin_anywhere_leaves_the_session_where_it_is(at: int) -> None:
     machine, session = opened(90)
@@ -459,6 +478,14 @@ def test_a_pin_anywhere_leaves_the_session_where_it_is(at: int) -> None:
     assert (report.kind, report.to_position, report.replayed_tokens) == (RewindKind.SNAPSHOT, at, 0)
     ORACLE.check(machine, session)
     assert session.history == tuple(GIVEN[:at])
+
+
+def test_a_pin_makes_the_logits_that_are_not_held() -> None:
+    machine, session = opened()
+    session.rewind(197)  # in place, between the rows whose logits were asked for
+    assert session.pin(position=197).position == 197
+    assert session.logits_replayed == 1
+    ORACLE.check(machine, session)
 
 
 def test_a_pin_below_takes_one_snapshot_and_no_room_of_others() -> None:

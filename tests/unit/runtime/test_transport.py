@@ -16,7 +16,7 @@ from ds4c_runtime.device.copy_thread import CopyThread, ThreadCopy
 from ds4c_runtime.device.cpu import CpuDevice
 from ds4c_runtime.device.memory import aligned_zeros, pinned_zeros
 from ds4c_runtime.errors import BackendFailedError
-from ds4c_runtime.reports import RewindKind
+from ds4c_runtime.reports import RebuildReason, RewindKind
 from ds4c_runtime.snapshot import SnapshotOrigin
 from ds4c_runtime.transport import CopyMode, OnDevice, OnHost, Transport
 
@@ -223,6 +223,24 @@ def test_a_failed_copy_raises_for_who_waits_and_is_done() -> None:
     assert followed == [1]
     good = copies.submit(aligned_zeros(64), aligned_zeros(64))
     good.wait()
+
+
+def test_rows_whose_save_failed_are_not_restored() -> None:
+    """The copy goes on beside the steps; that it failed is seen when its rows are wanted, not before."""
+
+    class Failing(FakeDevice):
+        def copy_to_host(self, arena: HostBytes, offset: int, target: HostBytes) -> ThreadCopy:
+            copy = ThreadCopy(aligned_zeros(64), aligned_zeros(65))
+            copy.run()
+            return copy
+
+    machine = fake_machine(copy_mode=CopyMode.HOST_ASYNC, device_type=Failing)
+    session = machine.open()
+    session.prefill(random_tokens(100, 1))
+    assert session.snapshots()
+    report = session.rewind(64)
+    assert (report.kind, report.rebuild_reason) == (RewindKind.REBUILD, RebuildReason.INTEGRITY_FAILED)
+    ORACLE.check(machine, session)
 
 
 def test_a_fetch_that_fails_keeps_no_room() -> None:

@@ -75,6 +75,14 @@ def test_a_wrong_argument_names_its_field() -> None:
     assert bad.field_violations[0].field == "sampling.temperature"
 
 
+def test_a_position_outside_names_its_field() -> None:
+    status = status_of(runtime.PositionOutOfRangeError("pin", 9, 5, field="position"))
+
+    assert status.code == code_pb2.OUT_OF_RANGE
+    (bad,) = details(status, error_details_pb2.BadRequest)
+    assert bad.field_violations[0].field == "position"
+
+
 def test_an_unexpected_error_is_internal_and_its_text_stays_inside() -> None:
     error = KeyError("the prompt of a user")
 

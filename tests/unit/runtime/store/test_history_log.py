@@ -278,6 +278,8 @@ HEADERS: dict[str, bytes] = {
     "no capacity": changed_header(capacity=0),
     "a negative capacity": changed_header(capacity=-1),
     "a huge capacity": changed_header(capacity=1 << 60),
+    "a capacity of one too many": changed_header(capacity=(1 << 28) + 1),
+    "a vocabulary of one too many": changed_header(vocab_size=(1 << 31) + 1),
     "no vocabulary": changed_header(vocab_size=0),
     "a negative time": changed_header(idle_us=-1),
     "a huge vocabulary": changed_header(vocab_size=1 << 33),
@@ -291,6 +293,13 @@ def test_headers_that_are_refused(tmp_path: Path, content: bytes) -> None:
     with pytest.raises(StoredFileError, match=r"^s.log rejected: expected [^\n]+, got [^\n]+$"):
         HistoryLog.open(path)
     assert path.read_bytes() == content
+
+
+def test_the_largest_header_is_read(tmp_path: Path) -> None:
+    path = tmp_path / "s.log"
+    path.write_bytes(changed_header(capacity=1 << 28, vocab_size=1 << 31, idle_us=0))
+    header = read_log(path).header
+    assert (header.capacity, header.vocab_size) == (1 << 28, 1 << 31)
 
 
 def link_to_a_log(path: Path) -> None:

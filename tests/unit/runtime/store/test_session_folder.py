@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import dataclasses
+import errno
+import os
 from collections.abc import Callable
 from pathlib import Path
 
@@ -232,6 +234,29 @@ def test_leftovers_are_removed(tmp_path: Path) -> None:
         assert len(opened.folder.scan()) == 1
         assert opened.said == []
     assert entries(tmp_path) == sorted(["lock", log.path.name, "notes.txt"])
+
+
+def test_a_state_that_cannot_be_read_now_stays_and_is_told(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It says nothing about the file: the disk may be well again later."""
+    with Opened(tmp_path) as opened:
+        log = opened.make()
+        opened.store(log)
+    real = os.open
+
+    def refuse(path: str | Path, *rest: int) -> int:
+        if str(path).endswith(".state"):
+            raise OSError(errno.EIO, "Input/output error")
+        return real(path, *rest)
+
+    with Opened(tmp_path) as opened:
+        with monkeypatch.context() as patch:
+            patch.setattr(os, "open", refuse)
+            assert len(opened.folder.scan()) == 1
+        assert [kind for kind, line in opened.said if "Input/output error" in line] == ["read"]
+        assert names(tmp_path, log) == [".log", ".state"]
+        assert opened.read(log) == {"x": bytes([7] * 100)}
 
 
 def test_bad_logs_do_not_stop_the_others(tmp_path: Path) -> None:

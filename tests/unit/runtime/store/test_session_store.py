@@ -9,8 +9,8 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from fake_executable import fake_machine, small_manifest
-from port import CopyMode, flood, load_session
+from fake_executable import FakeDevice, fake_machine, small_manifest
+from port import CopyMode, flood, load_session, memory_of
 from unit.runtime.store.kept import (
     KIND,
     Kept,
@@ -21,6 +21,7 @@ from unit.runtime.store.kept import (
     tokens,
 )
 
+from ds4c_runtime.device.base import HostBytes
 from ds4c_runtime.reports import RebuildReason
 from ds4c_runtime.session import Session
 from ds4c_runtime.store.history_log import HistoryLog
@@ -191,6 +192,22 @@ def parked(kept: Kept, count: int, name: str, pin: bool = False) -> tuple[bool, 
     return done, log
 
 
+def test_without_memory_of_the_host_a_session_comes_without_its_snapshots(tmp_path: Path) -> None:
+    class NoHostMemory(FakeDevice):
+        def host_buffer(self, size: int, *, pinned: bool) -> tuple[HostBytes, bool]:
+            raise MemoryError(f"no {size} bytes")
+
+    session = fake_machine().open()
+    session.prefill(tokens(100))
+    loaded, machine, kept = moved(tmp_path, session, copy_mode=CopyMode.HOST, device_type=NoHostMemory)
+    assert (loaded.history, loaded.snapshots(), loaded.state_valid) == (session.history, [], False)
+    assert memory_of(machine).free_pages == memory_of(machine).pages, "pages were lost"
+    assert kept.said == []
+    loaded.rebuild()
+    check(machine, loaded)
+    assert np.array_equal(loaded.logits(), session.logits())
+
+
 def test_a_state_that_takes_the_place_of_its_own_needs_no_more_room(tmp_path: Path) -> None:
     kept = Kept(tmp_path, fake_machine())
     session = kept.machine.open()
@@ -198,6 +215,23 @@ def test_a_state_that_takes_the_place_of_its_own_needs_no_more_room(tmp_path: Pa
     log = kept.save(session)
     kept.store.disk_budget = kept.store.bytes_used
     assert kept.store.save(log, session)
+
+
+def test_what_was_set_aside_goes_at_the_start_if_it_is_too_much(tmp_path: Path) -> None:
+    first = Kept(tmp_path, fake_machine())
+    session = first.machine.open()
+    session.prefill(tokens(50))
+    log = first.save(session)
+    first.store.close()
+    bad = log.path.with_suffix(".state.bad")
+    bad.write_bytes(b"x" * 5000)
+    size = log.path.with_suffix(".state").stat().st_size
+    for budget, is_there in ((size + 5000, True), (size + 4999, False)):
+        kept = Kept(tmp_path, fake_machine(), budget=budget)
+        kept.store.scan()
+        assert bad.exists() == is_there
+        kept.store.close()
+    assert log.path.with_suffix(".state").exists()
 
 
 def test_the_budget_drops_the_cheapest_to_rebuild_and_never_a_pinned_one(tmp_path: Path) -> None:
