@@ -64,7 +64,8 @@ def test_random_sessions(mode: CopyMode, late: bool, seed: int) -> None:
     walk.machine.store.check_integrity()
 
 
-@pytest.mark.parametrize(("horizon", "way"), [slow(MAX_WIDTH, IN_PLACE), (0, BY_SNAPSHOT)])
+@pytest.mark.slow
+@pytest.mark.parametrize(("horizon", "way"), [(MAX_WIDTH, IN_PLACE), (0, BY_SNAPSHOT)])
 def test_transactions_at_the_borders(horizon: int, way: Way) -> None:
     outcome = Table(DiscreteRows(row_manifest("bfloat16", horizon))).run(BORDERS, LATER_LAP, way)
     assert outcome.is_clean, outcome.first
