@@ -18,6 +18,6 @@ from ds4c_runtime.store.session_store import SessionStore, Storage
 def test_every_border_once(mode: CopyMode, tmp_path: Path) -> None:
     machine = fake_machine(max_sessions=3, copy_mode=mode)
     twin = Twin(machine, FakeTruth(), mode)
-    script = Script(twin, SessionStore(machine.manifest, Storage(tmp_path)), fails=True)
+    script = Script(twin, SessionStore(machine.manifest, Storage(tmp_path)), fails=True, turns=10)
     script.run()
     assert script.done >= 60
