@@ -6,6 +6,7 @@ under test say, but for which snapshots had to give way.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -37,6 +38,8 @@ ERRORS: dict[Reason, type[RuntimeFailure]] = {
     "slots": SessionLimitError,
     "stale": StateInvalidError,
 }
+NAMES = (f"n{number}" for number in itertools.count())
+"""No two sessions of a run have one: their files are in one folder."""
 P, R = TypeVar("P"), TypeVar("R")
 
 
@@ -149,7 +152,7 @@ class Twin:
     # ------------------------------------------------------------------------------------------ forwards
 
     def open(self) -> bool:
-        opened = self.both(self.model.open, lambda: self.machine.open(f"n{len(self.pairs)}"))
+        opened = self.both(self.model.open, lambda: self.machine.open(next(NAMES)))
         if opened is not None:
             self.pairs.append(Pair(opened[1], opened[0]))
         return self.done(opened)
@@ -225,7 +228,7 @@ class Twin:
         source = pair.position
         forked = self.both(
             lambda: self.model.fork(pair.model, at, defer=defer),
-            lambda: pair.session.fork(at, session_id=f"{pair.session.session_id}.{at}", defer=defer),
+            lambda: pair.session.fork(at, session_id=next(NAMES), defer=defer),
         )
         if forked is not None:
             (model, plan), (session, report) = forked
