@@ -6,7 +6,6 @@ from pathlib import Path
 
 import pytest
 from artifacts import DEMO, Build, checkpoint_of, tokens_for
-from port import open_machine
 from rewind_reference import Memo
 
 from ds4c.build import BuildOptions, build
@@ -15,6 +14,7 @@ from ds4c.models.config import ModelConfig
 from ds4c.passes import plan_state, prove_rewind
 from ds4c.passes.windows import ReadSet
 from ds4c_runtime.errors import ArtifactError
+from ds4c_runtime.local import open_local
 from ds4c_runtime.manifest import Manifest
 
 HORIZON = 5
@@ -45,14 +45,14 @@ def test_a_ring_one_row_short_is_found(
     build_with_small_ring(every, checkpoint, tmp_path / "m", monkeypatch)
     config = load_config(checkpoint / "config.json")
     with pytest.raises(ArtifactError, match="expected a capacity of at least"):
-        open_machine(tmp_path / "m")
-    model = open_machine(tmp_path / "m", sessions=2, check_rings=False)
+        open_local(tmp_path / "m")
+    model = open_local(tmp_path / "m", sessions=2, check_rings=False)
     memo = Memo(model, config)
     straight, garbage = tokens_for(config, 80, 1), tokens_for(config, 80, 2)
     memo.fill(straight)
     wrong = 0
     for start in range(8, 40):
-        session = model.open()
+        session = model.session()
         session.prefill(straight[:start])
         session.step(garbage[:2])
         session.step(garbage[2:HORIZON])  # two blocks, or the logits at the target were held

@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 from fake_executable import fake_engine
-from port import device_of, refuse_restores
+from port import fail_next_call, refuse_restores
 
 from ds4c_runtime.counters import SECONDS, Counter, Counters, Histogram
 from ds4c_runtime.engine import Engine
@@ -214,8 +214,7 @@ def test_a_refused_rewind_counts_nothing(engine: Engine) -> None:
 
 
 def test_a_failed_rebuild_counts_when_it_is_made_good(engine: Engine) -> None:
-    device = device_of(engine)
-    device.fail_at = {device.calls}
+    fail_next_call(engine)
 
     def failing() -> None:
         with pytest.raises(BackendFailedError):

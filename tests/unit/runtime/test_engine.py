@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 from fake_executable import fake_engine, small_manifest
-from port import check, device_of, verify_weights
+from port import check, device_of, fail_next_call, verify_weights
 
 from ds4c_runtime.engine import Engine
 from ds4c_runtime.errors import (
@@ -248,8 +248,7 @@ def test_fork_calls(engine: Engine) -> None:
         engine.fork("s", "me", new_id="t")
     with pytest.raises(PositionOutOfRangeError):
         engine.fork("s", "me", at=61)
-    device = device_of(engine)
-    device.fail_at = {device.calls}
+    fail_next_call(engine)
     with pytest.raises(BackendFailedError):
         engine.fork("s", "me", new_id="u")
     assert len(engine.list_sessions("me")) == 3
@@ -404,8 +403,7 @@ def test_consumer_that_raises_ends_its_generation(engine: Engine) -> None:
 
 def test_device_failure_and_the_next_generation(engine: Engine) -> None:
     engine.open_session("s")
-    device = device_of(engine)
-    device.fail_at = {device.calls + 7}  # two chunks of the prompt, a snapshot, four tokens
+    fail_next_call(engine, 7)  # two chunks of the prompt, a snapshot, four tokens
     with pytest.raises(BackendFailedError):
         engine.run(ids_only(session_id="s"))
     info = engine.get_session("s")

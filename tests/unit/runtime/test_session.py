@@ -465,7 +465,7 @@ def test_device_failure_at_each_call_of_a_prefill() -> None:
     for failing in range(5):
         machine = fake_machine()
         session = machine.open()
-        machine.device.fail_at = {failing}
+        fail_next_call(machine, failing)
         with pytest.raises(BackendFailedError, match="InjectedError"):
             session.prefill(given)
         assert session.history == tuple(given[: 24 * failing])

@@ -324,6 +324,13 @@ def test_what_a_plan_refuses() -> None:
         plan_memory(manifest, 1, exact, 64)
 
 
+def test_a_pool_that_kernels_cannot_address_is_refused() -> None:
+    manifest = small_manifest()
+    with pytest.raises(InvalidRequestError, match=r"expected a snapshot budget of 0 to \d+ bytes"):
+        plan_memory(manifest, 1, None, MOST_BYTES + 1)
+    assert plan_memory(manifest, 1 << 24, None).snapshots <= MOST_BYTES
+
+
 def test_snapshots_take_at_most_a_quarter_and_never_the_pages_of_a_session() -> None:
     manifest = small_manifest()
     least = plan_memory(manifest, 2, None, 0)
@@ -344,10 +351,3 @@ def test_the_default_budget_holds_what_the_rule_keeps(context: int) -> None:
     aligned = layout.parts(context // layout.interval * layout.interval).total
     count = default_session_bytes(manifest) // aligned
     assert count >= min(context, 8_192) // layout.interval + 8
-
-
-def test_a_pool_that_kernels_cannot_address_is_refused() -> None:
-    manifest = small_manifest()
-    with pytest.raises(InvalidRequestError, match=r"expected a snapshot budget of 0 to \d+ bytes"):
-        plan_memory(manifest, 1, None, MOST_BYTES + 1)
-    assert plan_memory(manifest, 1 << 24, None).snapshots <= MOST_BYTES

@@ -16,7 +16,7 @@ from bad_input.helpers import entries, flip
 from fake_executable import fake_machine
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from port import give_history, load_session, memory_of, slot_bytes
+from port import fail_next_call, give_history, load_session, memory_of, slot_bytes
 from unit.runtime.store.crashes import Crash, failing, number_of_calls
 from unit.runtime.store.kept import (
     KIND,
@@ -207,7 +207,7 @@ def test_a_failing_device_while_the_state_is_put_back(tmp_path: Path) -> None:
     session.prefill(tokens(100))
     kept = Kept(tmp_path, fake_machine())
     log = kept.save(session)
-    kept.machine.device.fail_at = {0}
+    fail_next_call(kept.machine)
     loaded = kept.load()
     assert not loaded.state_valid
     assert log.path.with_suffix(".state.bad").exists()
