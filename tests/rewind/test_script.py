@@ -15,7 +15,7 @@ from ds4c_runtime.store.session_store import SessionStore, Storage
 
 PAGE = 32
 ENOUGH = 13
-"""Pages with which nothing of `crowd` is refused and no snapshot has to go."""
+"""Pages with which nothing of `crowd` is refused."""
 TRUTH = FakeTruth()
 
 

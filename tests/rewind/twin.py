@@ -10,7 +10,7 @@ import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import port
 import pytest
@@ -40,7 +40,8 @@ ERRORS: dict[Reason, type[RuntimeFailure]] = {
 }
 NAMES = (f"n{number}" for number in itertools.count())
 """No two sessions of a run have one: their files are in one folder."""
-P, R = TypeVar("P"), TypeVar("R")
+P = TypeVar("P")
+R = TypeVar("R")
 
 
 @dataclass(eq=False)
@@ -59,7 +60,7 @@ class Pair:
         return self.model.position
 
 
-def model_of(machine: Machine, mode: CopyMode = CopyMode.DEVICE) -> StateModel:
+def model_of(machine: Machine[Any], mode: CopyMode = CopyMode.DEVICE) -> StateModel:
     """An empty model of an empty machine, by its manifest and sizes."""
     limits, memory = machine.manifest.limits, port.memory_of(machine)
     largest, arena = port.largest_snapshot(machine.manifest), memory.snapshot_arena_bytes
@@ -78,7 +79,7 @@ def model_of(machine: Machine, mode: CopyMode = CopyMode.DEVICE) -> StateModel:
 class Twin:
     """Operations on both; each returns whether it was not refused."""
 
-    def __init__(self, machine: Machine, truth: Truth, mode: CopyMode = CopyMode.DEVICE) -> None:
+    def __init__(self, machine: Machine[Any], truth: Truth, mode: CopyMode = CopyMode.DEVICE) -> None:
         self.machine, self.truth = machine, truth
         self.model = model_of(machine, mode)
         self.pairs: list[Pair] = []

@@ -10,6 +10,7 @@ from collections import Counter, deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from port import (
@@ -74,7 +75,7 @@ class Walk:
         folder: Path,
         *,
         chapters: Sequence[Chapter] = CHAPTERS,
-        memory_of_chapter: Callable[[Chapter], Machine] | None = None,
+        memory_of_chapter: Callable[[Chapter], Machine[Any]] | None = None,
     ) -> None:
         self.base, self.truth, self.chapters = base, truth, chapters
         self.make = memory_of_chapter or self.new_memory
@@ -138,7 +139,7 @@ class Walk:
         self.twin.open()
         self.done["chapter"] += 1
 
-    def new_memory(self, chapter: Chapter) -> Machine:
+    def new_memory(self, chapter: Chapter) -> Machine[Any]:
         """Other memory for the kernels of the base."""
         number = chapter.snapshots
         room = None if number is None else int(number * largest_snapshot(self.base.manifest))
