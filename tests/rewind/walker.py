@@ -27,7 +27,7 @@ from port import (
 )
 from rewind.truth import Truth
 from rewind.twin import Pair, Twin
-from state_model import Held
+from session_model import Held
 
 from ds4c_runtime.store.history_log import HistoryLog
 from ds4c_runtime.store.session_store import SessionStore, Storage
