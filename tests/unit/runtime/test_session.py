@@ -36,6 +36,7 @@ from ds4c_runtime.errors import (
     SessionLimitError,
     StateInvalidError,
 )
+from ds4c_runtime.generation import stale_report
 from ds4c_runtime.reports import RebuildReason, RewindCause, RewindKind
 from ds4c_runtime.session import Session
 
@@ -277,6 +278,18 @@ def test_a_rebuild_ends_with_its_logits() -> None:
     session.logits()
     assert session.logits_replayed == 0
     check(machine, session)
+
+
+def test_a_stale_session_is_rebuilt_from_the_beginning_as_far_as_anybody_knows() -> None:
+    """What a generation tells that was cancelled before a chunk of the rebuild was run."""
+    session = fake_machine().open()
+    session.prefill(tokens(60))
+    session.rewind(30, defer=True)
+    report = stale_report(session)
+    assert (report.kind, report.cause) == (RewindKind.DEFERRED, RewindCause.CLIENT)
+    assert (report.from_position, report.to_position, report.base_position) == (30, 30, 0)
+    assert (report.replayed_tokens, report.restore_seconds, report.replay_seconds) == (0, 0, 0)
+    assert report.rebuild_reason is RebuildReason.SNAPSHOT_INVALIDATED
 
 
 def test_a_deferred_fork_says_so_and_is_rebuilt_later() -> None:

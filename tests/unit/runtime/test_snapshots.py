@@ -445,6 +445,13 @@ def test_the_end_of_a_turn_is_one_also_at_an_interval() -> None:
     ORACLE.check(machine, session)
 
 
+def test_a_snapshot_of_a_client_is_one_also_at_an_interval() -> None:
+    _, session = opened(64)
+    taken = session.take_snapshot(SnapshotOrigin.CLIENT)
+    assert taken is not None
+    assert (taken.position, taken.origin) == (64, SnapshotOrigin.CLIENT)
+
+
 @pytest.mark.parametrize(
     ("taken", "kept", "origin"),
     [
