@@ -84,11 +84,16 @@ Report = Callable[[Stage], None]
 
 
 def build(
-    source: Path, folder: Path, options: BuildOptions, report: Report = lambda stage: None
+    source: Path,
+    folder: Path,
+    options: BuildOptions,
+    report: Report = lambda stage: None,
+    cache: str = "",
 ) -> BuildReport:
     """Compile a checkpoint folder into an artifact folder.
 
-    Nothing is left behind when it fails; the folder appears when it is complete.
+    Nothing is left behind when it fails; the folder appears when it is complete. `cache` is a folder of what
+    was compiled before, empty for none; the artifact is the same with and without it.
 
     Raises:
         Ds4cError: bad checkpoint, option, target or output folder; each message is one line.
@@ -104,7 +109,7 @@ def build(
         compiled = _compile(checkpoint, target, chosen, options.dump_ir, report)
         program = program_of(compiled.module)
         report(Stage("kernels", f"{len(program.kernels)} kernels for {target.name}:{variant}"))
-        target.build_kernels(program, variant, work, lambda line: report(Stage("kernels", line)))
+        target.build_kernels(program, variant, work, lambda line: report(Stage("kernels", line)), cache)
         _write_weights(work, checkpoint, target, compiled, report)
         _write_side_files(work, checkpoint, compiled.module, target)
         report(Stage("manifest"))

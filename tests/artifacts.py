@@ -102,7 +102,8 @@ def kept_artifact(checkpoint: Path, options: dict[str, object], changed: str = "
     content = shared_cache.folder_digest(checkpoint)
     name = shared_cache.digest(checkpoint.name, content, resolved, sorted(options.items()), changed)
     chosen = BuildOptions(**options)  # pyright: ignore[reportArgumentType]
-    return shared_cache.entry("artifacts", name, lambda path: build(checkpoint, path, chosen))
+    objects = str(shared_cache.root() / "kernels")  # two artifacts of five kernels share three
+    return shared_cache.entry("artifacts", name, lambda path: build(checkpoint, path, chosen, cache=objects))
 
 
 def need_tools(target: str, folder: Path) -> None:

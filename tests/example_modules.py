@@ -99,9 +99,13 @@ def options(horizon: int = 20) -> pipe.PipelineOptions:
     return pipe.PipelineOptions(context=CONTEXT, horizon=horizon, rows=64, segments=4, logit_rows=64)
 
 
-@lru_cache(maxsize=8)
 def stages(name: str, horizon: int = 20) -> tuple[tuple[str, ModuleOp], ...]:
     """(`input`, module), then (pass, module after it) for every pass of the pipeline; do not change them."""
+    return _stages(name, horizon)
+
+
+@lru_cache(maxsize=8)
+def _stages(name: str, horizon: int) -> tuple[tuple[str, ModuleOp], ...]:
     with fake_target():
         module, ctx = fresh_module(name), make_context()
         out = [("input", module.clone())]

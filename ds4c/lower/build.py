@@ -51,7 +51,8 @@ def build_library(
         toolchain: emitter and target of the kernels.
         path: library to write.
         log: receives a line for each stage.
-        cache: folder of libraries by digest; empty for none. Does not change the result.
+        cache: folder of libraries and of objects of kernels by digest; empty for none. Does not change the
+            result.
 
     Raises:
         CompileError: the child failed or died.
@@ -74,9 +75,11 @@ def build_library(
             "llvm": toolchain.llvm,
             "output": str(output),
         }
-        run_child("ds4c.lower.compile", request, [output])
         if kept is not None:
             kept.parent.mkdir(parents=True, exist_ok=True)
+            request |= {"cache": str(kept.parent.absolute()), "sources": _key("", toolchain)}
+        run_child("ds4c.lower.compile", request, [output])
+        if kept is not None:
             publish(output, kept, _MODE)
         publish(output, Path(path), _MODE)
     say(f"library of {Path(path).stat().st_size} bytes")
@@ -92,5 +95,10 @@ def _key(text: str, toolchain: Toolchain) -> str:
         for folder in (str(Path(__file__).parent), *toolchain.sources)
         for file in sorted(Path(folder).rglob("*.py"))
     ]
-    names = (toolchain.variant, json.dumps(toolchain.llvm, sort_keys=True), version("apache-tvm"))
+    names = (
+        toolchain.emitter,
+        toolchain.variant,
+        json.dumps(toolchain.llvm, sort_keys=True),
+        version("apache-tvm"),
+    )
     return digest(text, *names, *sources)

@@ -6,36 +6,56 @@ It runs apart from the caller since the wheel can end the process.
 from __future__ import annotations
 
 import importlib
+import json
+import shutil
 import subprocess
 import sys
 from pathlib import Path
 from typing import Any
 
 from ds4c.errors import CompileError
-from ds4c.ir.kernel import Program
-from ds4c.lower.child import answer
-from ds4c.lower.program_json import program_from_json
+from ds4c.ir.kernel import KernelSpec, Program
+from ds4c.lower.child import answer, publish
+from ds4c.lower.program_json import digest, program_from_json
 
 _EXPORTS = "{ global: __tvm_ffi_*; __TVM*; _TVM*; local: *; };\n"
 
 
-def _objects(program: Program, emitter: str, variant: str, llvm: dict[str, Any], folder: Path) -> list[Path]:
-    """Compile kernels and host functions to two object files."""
-    from ds4c.lower.codegen import compile_functions
+def _objects(program: Program, request: dict[str, Any], folder: Path) -> list[Path]:
+    """Object files of a program: one of each kernel that is called, and one of the host functions.
+
+    Apart, so that a kernel's object can be that of an earlier program: with a cache and without one the files
+    are the same, and so is what becomes of them.
+    """
     from ds4c.lower.host import host_function
 
-    emit = importlib.import_module(emitter).emit_kernel
     used = sorted({call.kernel for entry in program.entry_points for call in entry.calls})
+    objects = [_kernel_object(program.kernels[symbol], request, folder / f"{symbol}.o") for symbol in used]
     hosts = [host_function(entry, program.kernels) for entry in program.entry_points]
-    parts = {"kernels": [emit(program.kernels[symbol], variant) for symbol in used], "host": hosts}
-    found: list[Path] = []
-    for part, functions in parts.items():
-        if not functions:
-            continue
-        path = folder / f"{part}.o"
-        compile_functions(functions, llvm).write_to_file(str(path))
-        found.append(path)
-    return found
+    return [*objects, _compile(hosts, request, folder / "host.o")] if hosts else objects
+
+
+def _kernel_object(spec: KernelSpec, request: dict[str, Any], path: Path) -> Path:
+    """Compile a kernel to an object file at `path`, or take it from the cache of the request."""
+    kept: Path | None = None
+    if request.get("cache"):
+        kept = Path(request["cache"]) / f"{digest(request['sources'], json.dumps(spec.to_json()))}.o"
+        if kept.exists():
+            shutil.copyfile(kept, path)
+            return path
+    emit = importlib.import_module(request["emitter"]).emit_kernel
+    _compile([emit(spec, request["variant"])], request, path)
+    if kept is not None:
+        publish(path, kept)
+    return path
+
+
+def _compile(functions: list[Any], request: dict[str, Any], path: Path) -> Path:
+    """Compile TIR functions to an object file."""
+    from ds4c.lower.codegen import compile_functions
+
+    compile_functions(functions, request["llvm"]).write_to_file(str(path))
+    return path
 
 
 def _link(objects: list[Path], output: Path) -> None:
@@ -55,11 +75,14 @@ def _link(objects: list[Path], output: Path) -> None:
 
 
 def run(request: dict[str, Any]) -> None:
-    """Compile the program of a request to `request["output"]`."""
+    """Compile the program of a request to `request["output"]`.
+
+    With `cache`, a folder that exists, objects of kernels are taken from there and left there; `sources` is a
+    digest of all but the kernel that shapes them.
+    """
     output = Path(request["output"])
     program = program_from_json(request["program"])
-    objects = _objects(program, request["emitter"], request["variant"], request["llvm"], output.parent)
-    _link(objects, output)
+    _link(_objects(program, request, output.parent), output)
 
 
 if __name__ == "__main__":

@@ -62,9 +62,18 @@ class Target(Protocol):
         ...
 
     def build_kernels(
-        self, program: Program, variant: str, folder: Path, log: Callable[[str], None] | None = None
+        self,
+        program: Program,
+        variant: str,
+        folder: Path,
+        log: Callable[[str], None] | None = None,
+        cache: str = "",
     ) -> None:
-        """Compile a program, in a child process, into the files that a device loads."""
+        """Compile a program, in a child process, into the files that a device loads.
+
+        `cache` is a folder of what was compiled before, empty for none. It changes no result; a target may
+        leave it alone.
+        """
         ...
 
 

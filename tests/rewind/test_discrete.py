@@ -17,6 +17,7 @@ from rewind.table import BY_SNAPSHOT, IN_PLACE, MAX_WIDTH, PHASES, Table, Way, t
 from rewind.test_copy_modes import Walk, machine
 from rewind.walker import CHAPTERS
 from rewind.walker import Walk as CompiledWalk
+from sizes import slow
 
 from ds4c_runtime import devices
 from ds4c_runtime.device.base import SINGLE
@@ -48,8 +49,14 @@ def test_the_logits_come_down_after_steps_and_inputs_go_up_before_every_call() -
     assert (device.uploads, device.downloads, device.calls) == (4, 2, 4)
 
 
-@pytest.mark.parametrize("mode", CopyMode)
-@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize(
+    ("late", "mode"),
+    [
+        (True, CopyMode.HOST_ASYNC),
+        *(slow(True, mode) for mode in CopyMode if mode is not CopyMode.HOST_ASYNC),
+        *(slow(False, mode) for mode in CopyMode),
+    ],
+)
 def test_random_sessions(mode: CopyMode, late: bool, seed: int) -> None:
     """A part of the walks of `test_copy_modes.py`."""
     copies = LateCopies() if late else CopyThread()
@@ -58,6 +65,7 @@ def test_random_sessions(mode: CopyMode, late: bool, seed: int) -> None:
     check(walk.machine)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("horizon", "way"), [(MAX_WIDTH, IN_PLACE), (0, BY_SNAPSHOT)])
 def test_transactions_at_the_borders(horizon: int, way: Way) -> None:
     outcome = Table(DiscreteRows(row_manifest("bfloat16", horizon))).run(BORDERS, LATER_LAP, way)

@@ -57,7 +57,11 @@ def table(storage: str = "float32", horizon: int = HORIZON, short: str = "") -> 
     return Table(RowDevice(row_manifest(storage, horizon, short)))
 
 
-@pytest.mark.parametrize("storage", [slow(each) if each == "bfloat16" else each for each in STORAGE])
+MIXED = "bfloat16 rows, float32 scores"
+"""Rows that are rounded and rows that are not."""
+
+
+@pytest.mark.parametrize("storage", [each if each == MIXED else slow(each) for each in STORAGE])
 def test_in_place_at_the_borders(storage: str) -> None:
     outcome = table(storage).run(BORDERS, FIRST_LAP, IN_PLACE)
     assert outcome.is_clean, outcome.first
@@ -174,6 +178,7 @@ def _kind(to: int) -> RewindKind:
 # -------------------------------------------------------------- what the tables are able to find
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "ratio", "wrong_bytes", "wrong_meaning", "of_these_narrow"),
     [
@@ -198,6 +203,7 @@ def test_rules_of_the_other_layout(
         assert min(case.q for case in found.wrong_bytes) == 5
 
 
+@pytest.mark.slow
 def test_narrow_failures_of_the_old_rule_are_the_known_ones() -> None:
     accepted = {
         ratio: {
@@ -246,6 +252,7 @@ def no_ratio_128(ring: RingState, position: int) -> range:
     return range(0) if ring.every == 128 else all_live(ring, position)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     ("rule", "first", "count"),
     [(only_previous_window, Case(123, 6, 0), 6), (no_ratio_128, Case(123, 6, 0), 35)],
@@ -260,6 +267,7 @@ def test_the_wrong_rules_are_found_in_our_layout_too(rule: Restored, first: Case
     assert (len(outcome.wrong_bytes), outcome.wrong_bytes[0]) == (count, first)
 
 
+@pytest.mark.slow
 def test_rows_that_are_used_before_they_are_rounded_are_found() -> None:
     """In bfloat16 a block must use its own rows as the ring will have them."""
     careless = Table(RowDevice(row_manifest("bfloat16", HORIZON), round_own_rows=False))

@@ -149,10 +149,15 @@ class CpuTarget:
         return tuple(found)
 
     def build_kernels(
-        self, program: Program, variant: str, folder: Path, log: Callable[[str], None] | None = None
+        self,
+        program: Program,
+        variant: str,
+        folder: Path,
+        log: Callable[[str], None] | None = None,
+        cache: str = "",
     ) -> None:
         """Compile a program to `kernels.so`; raises what `build_library` raises."""
-        self.build_library(program, variant, str(folder / "kernels.so"))
+        self.build_library(program, variant, str(folder / "kernels.so"), cache=cache)
 
     def build_library(
         self, program: Program, variant: str, path: str, log: Any = None, cache: str = ""

@@ -84,9 +84,14 @@ class GpuTarget:
         return ()
 
     def build_kernels(
-        self, program: Program, variant: str, folder: Path, log: Callable[[str], None] | None = None
+        self,
+        program: Program,
+        variant: str,
+        folder: Path,
+        log: Callable[[str], None] | None = None,
+        cache: str = "",
     ) -> None:
-        """Compile a program into an artifact folder: text, binaries and `launches.json`.
+        """Compile a program into an artifact folder: text, binaries and `launches.json`; nothing is cached.
 
         Raises:
             CompileError: a compiler failed, died or is not installed.

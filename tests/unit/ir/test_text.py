@@ -39,6 +39,7 @@ def test_round_trip_at_every_stage(name: str) -> None:
     assert check_round_trips(module for _, module in stages(name)) > 5
 
 
+@pytest.mark.slow
 def test_structural_equality_sees_a_changed_number() -> None:
     """Guards the test above: it would pass with an equality that sees nothing."""
     module = stage("tiny-8", "input")

@@ -110,6 +110,26 @@ def test_same_program_gives_same_bytes_and_the_cache_gives_them_again(library: P
     assert str(tmp_path).encode() not in library.read_bytes()
 
 
+def test_another_program_gets_the_objects_of_kernels_that_it_shares(library: Path, tmp_path: Path) -> None:
+    """And becomes the same as without them; a kernel that it does not share is compiled."""
+    cache = library.parent / "cache"
+    before = {path.name for path in cache.glob("*.o")}
+    assert len(before) == 2
+    entry = _program().entry_points[0]
+    program = Program({ADD.symbol: ADD}, (EntryPoint("other", entry.arenas, entry.calls),))
+    for kept in ("", str(cache)):
+        TARGET.build_library(program, "generic", str(tmp_path / f"with{bool(kept)}.so"), cache=kept)
+    assert (tmp_path / "withTrue.so").read_bytes() == (tmp_path / "withFalse.so").read_bytes()
+    assert {path.name for path in cache.glob("*.o")} == before
+    wide = spec(
+        "add", [act(n, r, 4, 32) for n, r in (("x", "in"), ("y", "in"), ("z", "out"))] + [ADD.operands[-1]]
+    )
+    call = Call(wide.symbol, entry.calls[0].args)
+    program = Program({wide.symbol: wide}, (EntryPoint("other", entry.arenas, (call,)),))
+    TARGET.build_library(program, "generic", str(tmp_path / "wide.so"), cache=str(cache))
+    assert len(list(cache.glob("*.o"))) == 3
+
+
 @pytest.mark.parametrize(
     ("failure", "error", "message"),
     [
@@ -129,7 +149,7 @@ def test_a_failing_child_gives_one_line_and_no_file(
         build_library(_program(), toolchain, str(path), cache=str(tmp_path / "cache"))
     assert message in str(caught.value)
     assert "\n" not in str(caught.value)
-    assert [p.name for p in tmp_path.rglob("*")] == []
+    assert [p.name for p in tmp_path.rglob("*") if p.name != "cache"] == []
 
 
 @pytest.mark.parametrize(

@@ -6,7 +6,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from golden_vectors import DEMO_FOLDER, GOLDEN_NAMES, TOLERANCE, load_golden, weights_sha256
-from sizes import more, slow
+from sizes import more
 
 from ds4c.models.generate import generate_weights, write_checkpoint
 from ds4c.models.presets import PRESETS
@@ -34,7 +34,8 @@ def test_vectors_cover_the_borders(name: str) -> None:
     assert golden.tokens.max() < config.vocab_size
 
 
-@pytest.mark.parametrize("name", [name if name == "tiny-8" else slow(name) for name in GOLDEN_NAMES])
+@pytest.mark.slow
+@pytest.mark.parametrize("name", GOLDEN_NAMES)
 def test_float64_reference_agrees_with_transformers(name: str) -> None:
     golden = load_golden(name)
     weights = golden.weights()

@@ -68,6 +68,7 @@ def test_variants(monkeypatch: pytest.MonkeyPatch) -> None:
         TARGET.resolve_variant("")
 
 
+@pytest.mark.slow  # imports tvm
 def test_every_op_of_the_table_has_an_emitter() -> None:
     from ds4c_targets.cpu.emit import EMITTERS
     from ds4c_targets.cpu.scratch import OPS

@@ -57,6 +57,7 @@ def test_every_cut_file_is_refused(read: Read, data: bytes) -> None:
     assert [n for n in range(len(data)) if read_or_refuse(read, data[:n])] == []
 
 
+@pytest.mark.slow
 @cases
 def test_flipped_bits_give_a_value_or_a_refusal(read: Read, data: bytes) -> None:
     refused = 0
