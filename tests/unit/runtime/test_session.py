@@ -447,8 +447,9 @@ def test_step_refusals() -> None:
         session.advance(tokens(25), 1)
     with pytest.raises(InvalidRequestError, match="at most 16 logit rows"):
         session.advance(tokens(20), 17)
-    with pytest.raises(InvalidRequestError, match="chunk"):
-        session.prefill([1], chunk=25)
+    for chunk in (0, -1, 25):
+        with pytest.raises(InvalidRequestError, match=f"a chunk of 1 to 24 tokens, got {chunk}"):
+            session.prefill([1], chunk=chunk)
     session.prefill(tokens(30))
     with pytest.raises(ContextLengthError) as full:
         session.step([1])

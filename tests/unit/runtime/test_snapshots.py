@@ -445,6 +445,15 @@ def test_the_end_of_a_turn_is_one_also_at_an_interval() -> None:
     ORACLE.check(machine, session)
 
 
+def test_the_rows_of_a_snapshot_are_copied_when_it_is_taken() -> None:
+    """The tokens that follow write over the rows of the rings."""
+    machine, session = opened(50)
+    session.take_snapshot()
+    session.prefill(GIVEN[50:110])
+    assert session.rewind(50).kind is RewindKind.SNAPSHOT
+    ORACLE.check(machine, session)
+
+
 def test_a_snapshot_of_a_client_is_one_also_at_an_interval() -> None:
     _, session = opened(64)
     taken = session.take_snapshot(SnapshotOrigin.CLIENT)

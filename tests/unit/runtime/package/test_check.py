@@ -205,6 +205,16 @@ def test_contradictions(name: str, tmp_path: Path) -> None:
     assert message in refused(change(package(target)), tmp_path / "a")
 
 
+def test_a_function_that_nothing_launches_is_in_the_table(tmp_path: Path) -> None:
+    made = package("metal")
+    step, *others = made.plan.entries
+    entries = (step, *(replace(each, launches=()) for each in others))
+    manifest = with_plan(entries=entries)(made).write(tmp_path / "a")
+    assert [(r.function, r.launches) for r in check_package(tmp_path / "a", manifest)] == [
+        ("scale_rows", len(step.launches)), ("nothing", 0),
+    ]  # fmt: skip
+
+
 def test_an_artifact_without_a_plan(tmp_path: Path) -> None:
     manifest = package("cuda").write(tmp_path / "a")
     (tmp_path / "a" / "launches.json").unlink()
