@@ -448,7 +448,7 @@ def test_the_end_of_a_turn_is_one_also_at_an_interval() -> None:
 def test_the_rows_of_a_snapshot_are_copied_when_it_is_taken() -> None:
     """The tokens that follow write over the rows of the rings."""
     machine, session = opened(50)
-    session.take_snapshot()
+    session.pin(position=50)  # one at any other place than an interval is thinned out
     session.prefill(GIVEN[50:110])
     assert session.rewind(50).kind is RewindKind.SNAPSHOT
     ORACLE.check(machine, session)
