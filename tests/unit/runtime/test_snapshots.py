@@ -202,6 +202,18 @@ def test_a_page_that_its_session_holds_is_not_free_without_its_snapshot() -> Non
     ORACLE.check(machine, one)
 
 
+def test_the_page_that_a_step_copies_is_made_its_own() -> None:
+    """Where no page is free for the copy, the snapshot that shares the page goes, and no other."""
+    machine = fake_machine(max_sessions=1, page_count=2)
+    session = machine.open()
+    session.prefill(GIVEN[:40])
+    session.take_snapshot()
+    assert [s.position for s in session.snapshots()] == [32, 40]
+    session.step(GIVEN[40:41])
+    assert [s.position for s in session.snapshots()] == [32]
+    ORACLE.check(machine, session)
+
+
 def test_the_page_that_is_free_soonest_is_made_free() -> None:
     """The first page is held by three snapshots, the last one by one: that one goes, and no other."""
     machine = fake_machine(max_sessions=2, page_count=3)
@@ -451,6 +463,7 @@ def test_the_rows_of_a_snapshot_are_copied_when_it_is_taken() -> None:
     session.pin(position=50)  # one at any other place than an interval is thinned out
     session.prefill(GIVEN[50:110])
     assert session.rewind(50).kind is RewindKind.SNAPSHOT
+    session.step(GIVEN[:3])  # the logits at 50 are held by the snapshot: rows are read from here on
     ORACLE.check(machine, session)
 
 
