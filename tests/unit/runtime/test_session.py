@@ -15,6 +15,7 @@ import port
 import pytest
 from fake_executable import FakeMachine, small_manifest
 from port import (
+    append_rows,
     device_calls,
     fail_next_call,
     memory_of,
@@ -278,6 +279,17 @@ def test_a_rebuild_ends_with_its_logits() -> None:
     session.logits()
     assert session.logits_replayed == 0
     check(machine, session)
+
+
+@pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 15])
+def test_rows_of_pages_are_read_in_order(count: int) -> None:
+    """Eight rows of four tokens stand on a page of 32."""
+    machine = fake_machine()
+    session = machine.open()
+    session.prefill(tokens(63))
+    rows = append_rows(machine, session, "rows4", count)
+    assert rows.shape == (count, 4)
+    assert np.array_equal(rows, append_rows(machine, session, "rows4", 15)[:count])
 
 
 def test_a_stale_session_is_rebuilt_from_the_beginning_as_far_as_anybody_knows() -> None:

@@ -18,18 +18,22 @@ from port import (
     evict,
     fail_next_call,
     largest_snapshot,
+    lose_state,
     memory_of,
     poison_sessions,
     seconds_of_replay,
     seconds_of_restore,
     spoil_snapshot,
     step_together,
+    token_decided,
+    watch,
 )
 
 from ds4c_runtime.errors import (
     BackendFailedError,
     InvalidRequestError,
     MemoryBudgetError,
+    NoProgressError,
     PositionOutOfRangeError,
     RewindTooDearError,
     RuntimeFailure,
@@ -465,6 +469,29 @@ def test_the_rows_of_a_snapshot_are_copied_when_it_is_taken() -> None:
     assert session.rewind(50).kind is RewindKind.SNAPSHOT
     session.step(GIVEN[:3])  # the logits at 50 are held by the snapshot: rows are read from here on
     ORACLE.check(machine, session)
+
+
+def test_the_watchdog_is_told_of_every_restore() -> None:
+    machine, session = opened()
+    watch(session)
+    session.rewind(64)
+    lose_state(session)
+    with pytest.raises(NoProgressError):
+        session.rebuild()
+    token_decided(session)
+    session.rebuild()
+    ORACLE.check(machine, session)
+
+
+def test_the_logits_of_a_snapshot_stay_as_long_as_it_is_the_lowest_position() -> None:
+    """They cannot be made again: the row before it was not restored."""
+    machine, session = opened()
+    assert session.rewind(64).kind is RewindKind.SNAPSHOT
+    for start in (64, 66):
+        session.step(GIVEN[start : start + 2])
+    for to in (65, 64):
+        assert session.rewind(to).kind is RewindKind.IN_PLACE
+        ORACLE.check(machine, session)
 
 
 def test_a_snapshot_of_a_client_is_one_also_at_an_interval() -> None:
