@@ -13,6 +13,7 @@ from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
+from state_model import Reach
 from xdsl.dialects.builtin import ModuleOp
 
 from ds4c.errors import TargetError
@@ -159,24 +160,30 @@ class Session:
     horizon: int
     tokens: list[int] = field(default_factory=list[int])
     logits: list[Array] = field(default_factory=list[Array])
-    high_water: int = 0
+
+    def __post_init__(self) -> None:
+        self.reach = Reach(self.horizon)
 
     @property
     def position(self) -> int:
         return len(self.tokens)
 
     @property
+    def high_water(self) -> int:
+        return self.reach.high_water
+
+    @property
     def lowest(self) -> int:
-        """Lowest position that a rewind may reach by moving the position alone."""
-        return max(0, self.high_water - self.horizon)
+        """Lowest position to step from: one below the oldest, whose last token may be stepped again."""
+        return max(0, self.reach.oldest - 1)
 
     def took(self, tokens: list[int], logits: Array) -> None:
         self.tokens += tokens
         self.logits += list(logits)
-        self.high_water = max(self.high_water, self.position)
+        self.reach.wrote(self.position)
 
     def rewind(self, to: int) -> None:
-        assert max(0, self.lowest - 1) <= to <= self.position  # one below: the last token is stepped again
+        assert self.lowest <= to <= self.position
         del self.tokens[to:], self.logits[to:]
 
 
@@ -214,7 +221,7 @@ def random_walk(
         chosen = ((0,), (1,), (1, 0))[int(rng.integers(3))]
         seen.append(run_step(machine, [(sessions[i], draw(int(rng.integers(1, 12)))) for i in chosen]))
         for session in (sessions[i] for i in chosen):
-            low = max(0, session.lowest - 1)
+            low = session.lowest
             to = (low, int(rng.integers(low, session.position + 1)), session.position)[int(rng.integers(3))]
             session.rewind(to)
     return sessions, np.concatenate(seen)

@@ -16,7 +16,6 @@ from pathlib import Path
 import numpy as np
 from numpy.typing import NDArray
 from port import CopyMode, Machine, machine_of
-from port import flood as flood  # for the files of NOT_YET
 
 from ds4c_runtime.counters import Now
 from ds4c_runtime.device.base import HostBytes

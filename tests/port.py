@@ -56,16 +56,6 @@ class Machine(Generic[D]):
         """A new session; `SessionLimitError` if all slots are taken."""
         return Session(self._local.stepper, self._local.store, session_id, capacity, tokenizer_sha256)
 
-    # What follows is for the files of NOT_YET in the rule, and goes with it.
-
-    @property
-    def store(self) -> StateStore:
-        return self._local.store
-
-    @property
-    def stepper(self) -> Stepper:
-        return self._local.stepper
-
 
 Holder = Machine[Any] | LocalModel | Engine
 """Whatever has sessions and their memory."""

@@ -12,7 +12,6 @@ from dataclasses import dataclass, field
 import numpy as np
 from numpy.typing import NDArray
 from port import Holder, Session, append_rows, open_session, ring_rows
-from port import poison as poison  # for the files of NOT_YET
 from port import poison_free_snapshots as poison_free_snapshots
 
 from ds4c.models.architecture import Config

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from artifacts import Build, tokens_for
 from port import CopyMode
+from rewind.truth import TreeTruth
 from rewind.walker import Walk
 
 from ds4c_runtime.local import LocalModel, open_local
@@ -74,7 +75,8 @@ def test_a_walk_of_rewinds(on_device: OnDevice, name: str, seed: int, tmp_path: 
     if on_device.is_small and name != "tiny-8":
         pytest.skip("a small run takes one model")
     count = 25 if on_device.is_small else 200
-    walk = Walk(on_device.open(name), on_device.artifact(name).config, seed, tmp_path)
+    model = on_device.open(name)
+    walk = Walk(model, TreeTruth(model, on_device.artifact(name).config), seed, tmp_path)
     walk.run(count, chapter_length=25)
 
 

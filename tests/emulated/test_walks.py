@@ -21,7 +21,7 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(("name", "target"), [("tiny-8", TARGETS[0]), ("tiny-delta", TARGETS[1])])
 def test_every_border_once(built: Build, name: str, target: str, tmp_path: Path) -> None:
     made, model = emulated(built, name, target)
-    truth = TreeTruth(model, made.config)
+    truth = TreeTruth(model, made.config, fresh_every=1000)
     script = Script(
         Twin(machine_like(model, 3), truth), SessionStore(model.manifest, Storage(tmp_path)), fails=False
     )

@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 
 from port import SnapshotOrigin
 from rewind.twin import Pair, Twin
+from state_model import LEFT_BEHIND, TURN_ENDS
 
 from ds4c_runtime.store.session_store import SessionStore
 
@@ -19,6 +20,8 @@ class Script:
     files: SessionStore
     fails: bool = False
     """The device can be made to fail."""
+    turns: int = 3
+    """Ends of turns in a row; ten and what is around them do not fit into the room of a small context."""
     done: int = 0
     pairs: list[Pair] = field(init=False)
 
@@ -30,6 +33,7 @@ class Script:
     def run(self) -> None:
         self.in_place()
         self.by_snapshot()
+        self.spacing()
         self.to_other_branches()
         self.pins()
         self.forks()
@@ -91,7 +95,7 @@ class Script:
     def by_snapshot(self) -> None:
         """Back to marks of a step; what a snapshot has not brought is not reached in place."""
         page, pair = self.page, self.pairs[0]
-        self.prefill(pair, 2 * page + 2)
+        self.prefill(pair, 2 * page + 1)
         self.did(self.twin.snapshot(pair, SnapshotOrigin.TURN_END))
         self.step(pair, 2 * page + 4)
         self.rewind(pair, 2 * page + 3 - self.horizon, "snapshot_replay")
@@ -102,44 +106,76 @@ class Script:
         self.did(self.twin.rewind(pair, page - 1, defer=True), "deferred")
         self.refused(self.twin.step(pair, self.more(pair, page)))
         self.did(self.twin.rebuild_chunk(pair))
-        self.prefill(pair, page + 1)
-        self.rewind(pair, 0, "in_place")
+        self.did(self.twin.close(pair))
 
-    def to_other_branches(self) -> None:
-        """Forwards to the end of the turn, and from there to just below its snapshot."""
-        pair = self.pairs[0]
+    def spacing(self) -> None:
+        """What goes and what stays when the next snapshot is taken, to the token."""
+        self.did(self.twin.open())
+        page, pair = self.page, self.pairs[0]
+        self.prefill(pair, page + 1)
+        self.did(self.twin.snapshot(pair))
+        self.prefill(pair, 2 * page)
+        assert self.positions(pair) == [page, 2 * page]
+        self.rewind(pair, page + 2, "snapshot_replay")
+        self.did(self.twin.snapshot(pair, SnapshotOrigin.BEFORE_DRAFT))
+        self.prefill(pair, 2 * page + 1)
+        assert self.positions(pair) == [page, page + 2, 2 * page]
+        self.did(self.twin.snapshot(pair, SnapshotOrigin.BEFORE_DRAFT))
+        assert self.positions(pair) == [page, page + 2, 2 * page + 1]
+        for _ in range(self.turns):
+            self.step(pair, pair.position + 2)
+            self.did(self.twin.snapshot(pair, SnapshotOrigin.TURN_END))
+        assert len(self.positions(pair)) == 3 + min(self.turns, TURN_ENDS)
+        self.rewind(pair, 0, "in_place")
         self.prefill(pair, 5, 1)
         self.did(self.twin.snapshot(pair))
-        turn = next(h for h in pair.model.left if h.shot.origin == "turn_end")
+        assert len(pair.model.left) == min(self.turns + 4, LEFT_BEHIND)
+
+    def positions(self, pair: Pair) -> list[int]:
+        return [h.position for h in pair.model.branch]
+
+    def to_other_branches(self) -> None:
+        """Forwards to the end of a turn, and from there to just below its snapshot."""
+        pair = self.pairs[0]
+        turn = pair.model.left[-1]
         self.did(self.twin.restore(pair, turn), "snapshot")
         self.rewind(pair, turn.position - 1, "snapshot_replay")
         self.did(self.twin.restore(pair, next(h for h in pair.model.left if h.position == 5)), "snapshot")
         self.did(self.twin.restore(pair, turn), "snapshot")
 
     def pins(self) -> None:
-        page, pair = self.page, self.pairs[0]
-        self.did(self.twin.pin(pair, page))
-        self.did(self.twin.pin(pair, pair.position - 1))
+        """A fork goes to where none is; the rule of spacing leaves it alone as long as it is pinned."""
+        pair, at = self.pairs[0], self.pairs[0].position - 1
+        self.did(self.twin.pin(pair, self.page))
+        self.did(self.twin.pin(pair, at))
         self.refused(self.twin.pin(pair, 0))
-        held = pair.model.base(pair.position - 1)
+        self.step(pair, at + 2)
+        self.did(self.twin.snapshot(pair, SnapshotOrigin.TURN_END))
+        held = pair.model.at(at)
         assert held is not None
-        assert held.pinned
         self.did(self.twin.pin_one(pair, held, pinned=False))
         self.did(self.twin.evict(held))
-        self.rewind(pair, pair.position - 1, "snapshot_replay")
+        self.rewind(pair, at, "snapshot_replay")
 
     def forks(self) -> None:
         """In place at the edge; by a snapshot beyond it; the child goes no further back than its parent."""
-        pair, horizon = self.pairs[0], self.horizon
-        self.step(pair, 2 * self.page + 5)
-        floor = pair.model.reach.floor
+        self.did(self.twin.close(self.pairs[0]))
+        self.did(self.twin.open())
+        pair, horizon, floor = self.pairs[0], self.horizon, 6
+        self.prefill(pair, floor)
+        self.did(self.twin.snapshot(pair))
+        self.rewind(pair, floor - 2, "in_place")
+        self.did(self.twin.restore(pair, pair.model.left[0]), "snapshot")
+        self.step(pair, floor + 2)
         self.did(self.twin.fork(pair, floor + 1), "in_place")
         child = self.pairs[1]
-        self.step(child, floor + 3, 1)
+        self.did(self.twin.step(child, self.twin.truth.garbage(2, 2)))
         self.rewind(child, floor, "in_place")
         self.did(self.twin.close(child))
         self.prefill(pair, floor + horizon + 3)
-        self.did(self.twin.fork(pair, floor + 3), "in_place")
+        self.did(
+            self.twin.fork(pair, floor + 3), "in_place"
+        )  # where logits have to be made from the row before
         self.rewind(self.pairs[1], floor + 2, "snapshot_replay")
         self.did(self.twin.fork(pair, floor + 2), "snapshot_replay")
 
@@ -153,7 +189,7 @@ class Script:
         pair, child = self.pairs
         if self.fails:
             self.did(self.twin.fail(pair, self.more(pair, pair.position + 3)))
-            self.did(self.twin.fail_to_rewind(pair, self.page + 1))
+            self.did(self.twin.fail_to_rewind(pair, pair.position - 2))
         else:
             self.did(self.twin.lose(pair))
         self.refused(self.twin.snapshot(pair))

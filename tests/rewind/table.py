@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 
 import numpy as np
-from port import CopyMode, Session, SnapshotOrigin, append_rows, live_bytes, machine_of, poison_sessions
+from port import CopyMode, Session, SnapshotOrigin, append_rows, live_bytes, machine_of, poison_dead
 from rewind.official_layout import Position, straight
 from rewind.row_machine import CONTEXT, VOCABULARY, RowDevice
 
@@ -25,6 +25,7 @@ from ds4c_runtime.reports import RewindKind
 
 PHASES = 128
 MAX_WIDTH = 6
+PAGE = 128
 MORE_THAN_TWO_WINDOWS = 264
 SEED = 20261130
 FAILURES = (AssertionError, RuntimeFailure)
@@ -100,7 +101,8 @@ def nothing(session: Session) -> None:
 
 def move_back(session: Session, to: int, accepted: Sequence[int]) -> None:
     """Within the horizon no data moves."""
-    assert session.rewind(to).kind in (RewindKind.IN_PLACE, RewindKind.NONE)
+    kind = RewindKind.IN_PLACE if to < session.position else RewindKind.NONE
+    assert session.rewind(to).kind is kind
 
 
 def save(session: Session) -> None:
@@ -110,13 +112,12 @@ def save(session: Session) -> None:
 
 
 def restore_and_replay(session: Session, to: int, accepted: Sequence[int]) -> None:
-    """The planner finds the snapshot, and the rewind replays what was accepted after it."""
-    start = to - len(accepted)
+    """Without a horizon: from the snapshot at the start, or from that of a page that the block has closed."""
+    start, end = to - len(accepted), session.position
+    base = max(start, to // PAGE * PAGE)
+    want = (RewindKind.NONE, to) if to == end else (_far(to, base), base)
     report = session.rewind(to)
-    if report.kind is RewindKind.NONE:
-        return
-    assert report.base_position >= start, "the snapshot at the start of the block was not used"
-    assert report.kind is _far(to, report.base_position)
+    assert (report.kind, report.base_position) == want
 
 
 def _far(to: int, base: int) -> RewindKind:
@@ -185,7 +186,9 @@ class Table:
         way.before(session)
         session.step(block, all_logits=True)
         way.after(session, start + case.accepted, block[: case.accepted])
-        poison_sessions(session)
+        at = start + case.accepted
+        # Its logits are held, so nothing from before it is ever read again; the session is not asked.
+        poison_dead(self.model, session, position=at, oldest=at)
         self.check_now(session)
 
     def check_now(self, session: Session) -> None:

@@ -29,7 +29,7 @@ def machine(copies: CopyThread, device_type: type[FakeDevice] = FakeDevice) -> F
 
 def walk_on(machine: FakeMachine, mode: CopyMode, largest: float, seed: str, folder: Path) -> Walk:
     """Three sessions, and snapshots of so many times the largest one."""
-    return Walk(machine, TRUTH, seed, folder, chapters=[Chapter(mode, largest, 24)], slots=3)
+    return Walk(machine, TRUTH, seed, folder, chapters=[Chapter(mode, largest, 24, 3)])
 
 
 EVERY = [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from pathlib import Path
 
 import numpy as np
@@ -10,13 +9,13 @@ import pytest
 from artifacts import Build
 from fake_executable import FakeDevice, FakeMachine, fake_machine, small_manifest
 from fakes.discrete import DiscreteCpu, DiscreteFake, DiscreteRows
-from port import CopyMode, check
+from port import CopyMode
 from rewind.bug_scenarios import Stored, logits_of, rows_of
 from rewind.row_machine import LateCopies, row_manifest
 from rewind.table import BY_SNAPSHOT, IN_PLACE, MAX_WIDTH, PHASES, Table, Way, transactions
-from rewind.test_copy_modes import Walk, machine
-from rewind.walker import CHAPTERS
-from rewind.walker import Walk as CompiledWalk
+from rewind.test_copy_modes import machine, walk_on
+from rewind.truth import TreeTruth
+from rewind.walker import CHAPTERS, Walk
 from sizes import slow
 
 from ds4c_runtime import devices
@@ -49,20 +48,12 @@ def test_the_logits_come_down_after_steps_and_inputs_go_up_before_every_call() -
     assert (device.uploads, device.downloads, device.calls) == (4, 2, 4)
 
 
-@pytest.mark.parametrize(
-    ("late", "mode"),
-    [
-        (True, CopyMode.HOST_ASYNC),
-        *(slow(True, mode) for mode in CopyMode if mode is not CopyMode.HOST_ASYNC),
-        *(slow(False, mode) for mode in CopyMode),
-    ],
-)
-def test_random_sessions(mode: CopyMode, late: bool, seed: int) -> None:
+@pytest.mark.parametrize(("late", "mode"), [(True, CopyMode.HOST_ASYNC), slow(False, CopyMode.DEVICE)])
+def test_random_sessions(mode: CopyMode, late: bool, seed: int, tmp_path: Path) -> None:
     """A part of the walks of `test_copy_modes.py`."""
     copies = LateCopies() if late else CopyThread()
-    walk = Walk(machine(mode, copies, 3.5, DiscreteFake), random.Random(f"{seed} {mode} {late}"))
-    walk.run()
-    check(walk.machine)
+    walk = walk_on(machine(copies, DiscreteFake), mode, 3.5, f"{seed} {mode} {late}", tmp_path)
+    walk.run(60, chapter_length=60)
 
 
 @pytest.mark.slow
@@ -103,6 +94,6 @@ def test_compiled_kernels(built: Build, seed: int, tmp_path: Path, monkeypatch: 
     made = built("tiny-8")
     model = open_local(made.artifact, device="discrete")
     assert isinstance(model.device, DiscreteCpu)
-    walk = CompiledWalk(model, made.config, seed, tmp_path)
+    walk = Walk(model, TreeTruth(model, made.config), seed, tmp_path)
     walk.run(400, chapter_length=400 // len(CHAPTERS))
     assert model.device.downloads > 400

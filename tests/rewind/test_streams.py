@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -12,9 +11,10 @@ from fake_executable import FakeDevice
 from fakes.gpu import FakeGpu
 from fakes.gpu_artifact import gpu_kernels, gpu_manifest, write_artifact
 from fakes.metal import TEXT, FakeMetal
-from port import CopyMode, Machine, check, graph_count, largest_snapshot, machine_of
+from port import CopyMode, Machine, graph_count, largest_snapshot, machine_of
 from rewind.bug_scenarios import rows_of
-from rewind.test_copy_modes import Walk
+from rewind.test_copy_modes import OPERATIONS, TRUTH
+from rewind.walker import Chapter, Walk
 
 from ds4c_runtime.device import cuda, rocm
 from ds4c_runtime.device.base import Device
@@ -44,14 +44,27 @@ def machine_on(target: str, mode: CopyMode, largest: float = 8.5) -> Machine[Any
     return machine_of(manifest, device, 3, snapshot_bytes=room, copy_mode=mode)
 
 
+EVERY = [(mode, target) for mode in CopyMode for target in TARGETS]
+FEW = EVERY[::4]
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("target", TARGETS)
-@pytest.mark.parametrize("mode", CopyMode)
-def test_random_sessions(mode: CopyMode, target: str, seed: int) -> None:
+@pytest.mark.parametrize(
+    ("mode", "target"),
+    [pytest.param(*each, marks=[] if each in FEW else [pytest.mark.more]) for each in EVERY],
+)
+def test_random_sessions(mode: CopyMode, target: str, seed: int, tmp_path: Path) -> None:
     machine = machine_on(target, mode)
-    walk = Walk(machine, random.Random(f"{seed} {mode} {target}"))
-    walk.run()
-    check(machine)
+    chapters = [Chapter(mode, None)]  # a driver of these knows the memory that it began with
+    walk = Walk(
+        machine,
+        TRUTH,
+        f"{seed} {mode} {target}",
+        tmp_path,
+        chapters=chapters,
+        memory_of_chapter=lambda _: machine,
+    )
+    walk.run(OPERATIONS, chapter_length=OPERATIONS)
     if isinstance(machine.device, StreamDevice):
         # One for each entry point, and of a step for each bucket of rows.
         assert graph_count(machine.device) <= 3 + 7

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import hashlib
 from collections.abc import Sequence
-from typing import Protocol
+from typing import Any, Protocol
 
 import numpy as np
 from fake_executable import fake_machine, small_manifest
@@ -41,7 +41,7 @@ class Truth(Protocol):
         """Digests of the logits after each of the last `count` tokens; `None` off the known ways."""
         ...
 
-    def check(self, machine: Machine, session: Session, row: Logits | None) -> None:
+    def check(self, machine: Machine[Any], session: Session, row: Logits | None) -> None:
         """The logits of a valid session, which are `row`, and all live rows are right."""
         ...
 
@@ -70,7 +70,7 @@ class FakeTruth:
         end = len(tokens)
         return [self._known[tokens[:i]] for i in range(end - count + 1, end + 1)]
 
-    def check(self, machine: Machine, session: Session, row: Logits | None) -> None:
+    def check(self, machine: Machine[Any], session: Session, row: Logits | None) -> None:
         tokens = session.history
         got = b"" if row is None else digest_of(row)
         assert [got] == self.rows(tokens, 1), f"logits of {session.session_id} at {len(tokens)} differ"
@@ -116,7 +116,7 @@ class TreeTruth:
             known.append((digest_of(row), self._live(self._machine, session)))
         return known[length]
 
-    def _live(self, machine: Machine, session: Session) -> bytes:
+    def _live(self, machine: Machine[Any], session: Session) -> bytes:
         found = hashlib.blake2b(digest_size=16)
         for name, rows in state_bytes(machine, self._config, session).items():
             found.update(name.encode() + rows)
@@ -128,7 +128,7 @@ class TreeTruth:
             return None
         return [self._at(paths[0], i)[0] for i in range(end - count + 1, end + 1)]
 
-    def check(self, machine: Machine, session: Session, row: Logits | None) -> None:
+    def check(self, machine: Machine[Any], session: Session, row: Logits | None) -> None:
         tokens = session.history
         if row is None:
             assert not tokens, "no logits"

@@ -6,10 +6,11 @@ under test say, but for which snapshots had to give way.
 
 from __future__ import annotations
 
+import itertools
 from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import port
 import pytest
@@ -37,7 +38,10 @@ ERRORS: dict[Reason, type[RuntimeFailure]] = {
     "slots": SessionLimitError,
     "stale": StateInvalidError,
 }
-P, R = TypeVar("P"), TypeVar("R")
+NAMES = (f"n{number}" for number in itertools.count())
+"""No two sessions of a run have one: their files are in one folder."""
+P = TypeVar("P")
+R = TypeVar("R")
 
 
 @dataclass(eq=False)
@@ -56,7 +60,7 @@ class Pair:
         return self.model.position
 
 
-def model_of(machine: Machine, mode: CopyMode = CopyMode.DEVICE) -> StateModel:
+def model_of(machine: Machine[Any], mode: CopyMode = CopyMode.DEVICE) -> StateModel:
     """An empty model of an empty machine, by its manifest and sizes."""
     limits, memory = machine.manifest.limits, port.memory_of(machine)
     largest, arena = port.largest_snapshot(machine.manifest), memory.snapshot_arena_bytes
@@ -75,7 +79,7 @@ def model_of(machine: Machine, mode: CopyMode = CopyMode.DEVICE) -> StateModel:
 class Twin:
     """Operations on both; each returns whether it was not refused."""
 
-    def __init__(self, machine: Machine, truth: Truth, mode: CopyMode = CopyMode.DEVICE) -> None:
+    def __init__(self, machine: Machine[Any], truth: Truth, mode: CopyMode = CopyMode.DEVICE) -> None:
         self.machine, self.truth = machine, truth
         self.model = model_of(machine, mode)
         self.pairs: list[Pair] = []
@@ -149,7 +153,7 @@ class Twin:
     # ------------------------------------------------------------------------------------------ forwards
 
     def open(self) -> bool:
-        opened = self.both(self.model.open, lambda: self.machine.open(f"n{len(self.pairs)}"))
+        opened = self.both(self.model.open, lambda: self.machine.open(next(NAMES)))
         if opened is not None:
             self.pairs.append(Pair(opened[1], opened[0]))
         return self.done(opened)
@@ -225,7 +229,7 @@ class Twin:
         source = pair.position
         forked = self.both(
             lambda: self.model.fork(pair.model, at, defer=defer),
-            lambda: pair.session.fork(at, session_id=f"{pair.session.session_id}.{at}", defer=defer),
+            lambda: pair.session.fork(at, session_id=next(NAMES), defer=defer),
         )
         if forked is not None:
             (model, plan), (session, report) = forked

@@ -7,14 +7,16 @@ along from one to the next by way of their files.
 from __future__ import annotations
 
 from collections import Counter, deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from port import (
     CopyMode,
     Holder,
+    Machine,
     SnapshotOrigin,
     check,
     flood,
@@ -27,6 +29,7 @@ from rewind.truth import Truth
 from rewind.twin import Pair, Twin
 from state_model import Held
 
+from ds4c_runtime.store.history_log import HistoryLog
 from ds4c_runtime.store.session_store import SessionStore, Storage
 
 SLOTS = 6
@@ -46,16 +49,17 @@ class Chapter:
     mode: CopyMode | None
     snapshots: float | None
     pages: int = PAGES
+    slots: int = SLOTS
 
 
 CHAPTERS = (
     Chapter(CopyMode.DEVICE, 6),
     Chapter(CopyMode.HOST_ASYNC, 10),
     Chapter(None, 12),
-    Chapter(CopyMode.HOST, 3, 16),
+    Chapter(CopyMode.HOST, 3, 9),
     Chapter(CopyMode.HOST_PINNED, 7),
-    Chapter(CopyMode.DEVICE, None, 15),
-    Chapter(CopyMode.HOST_ASYNC, 5, 16),
+    Chapter(CopyMode.DEVICE, None, 8),
+    Chapter(CopyMode.HOST_ASYNC, 5, 10),
     Chapter(CopyMode.DEVICE, 2),
 )
 
@@ -71,10 +75,10 @@ class Walk:
         folder: Path,
         *,
         chapters: Sequence[Chapter] = CHAPTERS,
-        slots: int = SLOTS,
+        memory_of_chapter: Callable[[Chapter], Machine[Any]] | None = None,
     ) -> None:
-        self.base, self.truth = base, truth
-        self.chapters, self.slots = chapters, slots
+        self.base, self.truth, self.chapters = base, truth, chapters
+        self.make = memory_of_chapter or self.new_memory
         self.files = SessionStore(base.manifest, Storage(folder))
         self.rng = np.random.default_rng(list(str(seed).encode()))
         self.operations = 0
@@ -84,7 +88,8 @@ class Walk:
         self.trace: deque[str] = deque(maxlen=12)
         self.changed: list[Pair] = []
         self.chapter = chapters[0]
-        self.twin = Twin(machine_like(base, 1), truth)
+        self.twin: Twin
+        """Of the chapter."""
         self._names = list(OPERATIONS)
         weights = np.array([OPERATIONS[n] for n in self._names], float)
         self._weights = weights / weights.sum()
@@ -121,18 +126,25 @@ class Walk:
         assert memory.snapshot_bytes <= memory.snapshot_budget, "budget of snapshots exceeded"
 
     def begin_chapter(self, chapter: Chapter) -> None:
-        carried = [self.save(pair) for pair in self.twin.pairs[:2]]
-        self.end_chapter()
+        carried: list[tuple[Pair, HistoryLog]] = []
+        if self.done["chapter"]:
+            carried = [self.save(pair) for pair in self.twin.pairs[:2]]
+            self.end_chapter()
         self.chapter = chapter
-        number, mode = chapter.snapshots, chapter.mode or CopyMode.HOST
-        room = None if number is None else int(number * largest_snapshot(self.base.manifest))
-        machine = machine_like(self.base, self.slots, chapter.pages, snapshot_bytes=room, copy_mode=mode)
+        machine = self.make(chapter)
         flood(machine)
-        self.twin = Twin(machine, self.truth, mode)
+        self.twin = Twin(machine, self.truth, chapter.mode or CopyMode.HOST)
         for pair, log in carried:
             self.twin.load(self.files, log, pair)
         self.twin.open()
         self.done["chapter"] += 1
+
+    def new_memory(self, chapter: Chapter) -> Machine[Any]:
+        """Other memory for the kernels of the base."""
+        number = chapter.snapshots
+        room = None if number is None else int(number * largest_snapshot(self.base.manifest))
+        mode = chapter.mode or CopyMode.HOST
+        return machine_like(self.base, chapter.slots, chapter.pages, snapshot_bytes=room, copy_mode=mode)
 
     def end_chapter(self) -> None:
         while self.twin.pairs:
@@ -297,7 +309,7 @@ class Walk:
     def lose(self) -> bool:
         return self.twin.lose(self.pick())
 
-    def save(self, pair: Pair) -> tuple[Pair, object]:
+    def save(self, pair: Pair) -> tuple[Pair, HistoryLog]:
         return pair, self.twin.save(self.files, pair, exact=self.draw(0, 2) == 0)
 
     def save_and_load(self) -> bool:

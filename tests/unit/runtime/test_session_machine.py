@@ -3,14 +3,15 @@
 from __future__ import annotations
 
 import os
+from typing import Any
 
 import pytest
-from fake_executable import fake_machine
+from fake_executable import fake_machine, small_manifest
 from hypothesis import HealthCheck, Phase, settings
 from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
-from port import SnapshotOrigin
-from rewind.truth import FakeTruth
+from port import Machine, SnapshotOrigin, largest_snapshot
+from rewind.truth import FakeTruth, Truth
 from rewind.twin import Pair, Twin
 
 from ds4c_runtime.errors import PositionOutOfRangeError
@@ -23,26 +24,42 @@ TRUTH = FakeTruth(most=250)
 
 
 class SessionMachine(RuleBasedStateMachine):
-    """Every operation of a session and failures of its device, with pages for all sessions or for few."""
+    """Every operation of a session and failures of its device, with room for all sessions or for few."""
 
-    @initialize(pages=st.sampled_from([None, 14, 9, 5]), count=st.integers(0, 150))
-    def begin(self, pages: int | None, count: int) -> None:
-        self.twin = Twin(fake_machine(max_sessions=3, page_count=pages), TRUTH)
+    truth: Truth = TRUTH
+    fails = True
+    """The device can be made to fail."""
+    most = 70
+    """Tokens of a prefill: two pages."""
+
+    def machine(self, pages: int | None, room: int | None) -> Machine[Any]:
+        """With so many pages, and so many of the largest snapshots; `None` is as many as are needed."""
+        room = None if room is None else room * largest_snapshot(small_manifest())
+        return fake_machine(max_sessions=3, page_count=pages, snapshot_bytes=room)
+
+    @initialize(
+        pages=st.sampled_from([None, 14, 9, 5]),
+        room=st.sampled_from([None, None, 5]),
+        count=st.integers(0, 150),
+    )
+    def begin(self, pages: int | None, room: int | None, count: int) -> None:
+        self.twin = Twin(self.machine(pages, room), self.truth)
         self.twin.open()
-        self.twin.prefill(self.twin.pairs[0], TRUTH.more((), count, 0), 24)
+        if count:
+            self.twin.prefill(self.twin.pairs[0], self.truth.more((), count, 0), self.twin.model.max_rows)
 
     def pick(self, index: int) -> Pair:
         return self.twin.pairs[index % len(self.twin.pairs)]
 
-    @rule(index=INDEX, choice=CHOICE, count=st.integers(1, 70), chunk=st.integers(1, 24))
+    @rule(index=INDEX, choice=CHOICE, count=st.integers(1, 140), chunk=st.integers(1, 24))
     def prefill(self, index: int, choice: int, count: int, chunk: int) -> None:
         pair = self.pick(index)
-        self.twin.prefill(pair, TRUTH.more(pair.tokens, count, choice), chunk)
+        self.twin.prefill(pair, self.truth.more(pair.tokens, min(count, self.most), choice), chunk)
 
     @rule(index=INDEX, choice=CHOICE, count=st.integers(1, 7))
     def step(self, index: int, choice: int, count: int) -> None:
         pair = self.pick(index)
-        if tokens := TRUTH.more(pair.tokens, count, choice):
+        if tokens := self.truth.more(pair.tokens, count, choice):
             self.twin.step(pair, tokens)
 
     @rule(index=INDEX, back=st.integers(0, 12), defer=SELDOM)
@@ -64,7 +81,7 @@ class SessionMachine(RuleBasedStateMachine):
         """A draft block that is rejected as a whole."""
         pair = self.pick(index)
         at = pair.position
-        if at + count <= TRUTH.most and self.twin.step(pair, TRUTH.garbage(count, choice)):
+        if at + count <= self.truth.most and self.twin.step(pair, self.truth.garbage(count, choice)):
             assert self.twin.model.plan(pair.model, at).is_near
             self.twin.rewind(pair, at)
 
@@ -114,7 +131,7 @@ class SessionMachine(RuleBasedStateMachine):
     @rule(choice=CHOICE, counts=st.tuples(st.integers(1, 6), st.integers(1, 6)))
     def step_two(self, choice: int, counts: tuple[int, int]) -> None:
         pairs = self.twin.pairs[:2]
-        work = [(p, TRUTH.more(p.tokens, n, choice)) for p, n in zip(pairs, counts, strict=True)]
+        work = [(p, self.truth.more(p.tokens, n, choice)) for p, n in zip(pairs, counts, strict=True)]
         if all(tokens for _, tokens in work):
             self.twin.step_together(work)
 
@@ -122,13 +139,16 @@ class SessionMachine(RuleBasedStateMachine):
     def fail(self, index: int, choice: int) -> None:
         """A step whose device writes garbage and fails."""
         pair = self.pick(index)
-        if pair.position + 3 <= TRUTH.most:
-            self.twin.fail(pair, TRUTH.garbage(3, choice))
+        if not self.fails:
+            self.twin.lose(pair)
+        elif pair.position + 3 <= self.truth.most:
+            self.twin.fail(pair, self.truth.garbage(3, choice))
 
     @rule(index=INDEX, share=st.floats(0, 1))
     def fail_to_rewind(self, index: int, share: float) -> None:
         pair = self.pick(index)
-        self.twin.fail_to_rewind(pair, int(pair.position * share))
+        if self.fails:
+            self.twin.fail_to_rewind(pair, int(pair.position * share))
 
     @rule(index=INDEX, beyond=st.integers(1, 2**40))
     def refused(self, index: int, beyond: int) -> None:
