@@ -96,6 +96,7 @@ class Tree:
     def __init__(self, folder: Path, root: Path, catalogue: Catalogue) -> None:
         """Make it: folders that are `copied` as copies, everything else as links."""
         self.root, self.scratch = folder / "tree", folder / "tmp"
+        self.cache = folder.parent / "cache"  # what mutants compile stays out of the cache of others
         self.path = [str(self.root / entry) for entry in catalogue.path]
         self.source_path = [str(root / entry) for entry in catalogue.path]
         self._before: dict[str, str] = {}
@@ -216,7 +217,11 @@ def _pytest(job: Job, tree: Tree) -> int:
     sys.path[:] = tree.path + [entry for entry in sys.path if entry not in outside]
     os.chdir(tree.root)
     os.environ.update(
-        PYTHONPATH=os.pathsep.join(tree.path), CI="1", PYTEST_DISABLE_PLUGIN_AUTOLOAD="1", OMP_NUM_THREADS="1"
+        PYTHONPATH=os.pathsep.join(tree.path),
+        CI="1",
+        PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
+        OMP_NUM_THREADS="1",
+        DS4C_TEST_CACHE=str(tree.cache),
     )
     options = [
         "-x", "-q", "--tb=no", "--no-header", "--disable-warnings", "-p", "no:cacheprovider",

@@ -50,6 +50,24 @@ def test_half_byte_types_are_sized(tmp_path: Path) -> None:
         read_header(write(path, {"a": entry(0, 32, [5, 16], "F4")}))
 
 
+@pytest.mark.parametrize(
+    ("size", "dtypes"),
+    [
+        (8, "F64 I64 U64"),
+        (4, "F32 I32 U32"),
+        (2, "F16 BF16 I16 U16"),
+        (1, "I8 U8 BOOL F8_E4M3 F8_E5M2 F8_E8M0"),
+    ],
+)
+def test_types_have_the_size_of_their_name(tmp_path: Path, size: int, dtypes: str) -> None:
+    for dtype in dtypes.split():
+        path = write(tmp_path / "x.safetensors", {"a": entry(0, 32, [32 // size], dtype)})
+        assert read_header(path)["a"].shape == (32 // size,)
+        expected = rf"{dtype} \[{32 // size + 1}\]: expected {32 + size} bytes, got 32"
+        with pytest.raises(MalformedInputError, match=expected):
+            read_header(write(path, {"a": entry(0, 32, [32 // size + 1], dtype)}))
+
+
 MALFORMED: list[tuple[str, object, bytes, str]] = [
     ("not an object", b"[1, 2]", DATA, "header: expected a JSON object, got bytes"),
     ("not json", b"{oops}", DATA, "header: expected JSON"),

@@ -76,6 +76,10 @@ def test_flat_rope_parameters() -> None:
     assert config_from_dict(without(published(rope_parameters=flat), "rope_scaling")) == TINY
 
 
+def test_two_channels_of_a_head_may_be_rotated() -> None:
+    assert config_from_dict(published(qk_rope_head_dim=2)).qk_rope_head_dim == 2
+
+
 def test_all_channels_of_a_head_may_be_rotated() -> None:
     config = config_from_dict(published(qk_rope_head_dim=64, index_head_dim=64))
     assert (config.qk_rope_head_dim, config.head_dim) == (64, 64)

@@ -79,6 +79,13 @@ def test_the_time_of_a_rewind_is_that_of_restore_and_replay() -> None:
     assert counters.rewinds.seconds.values()[("snapshot_replay",)].sum == 0.75
 
 
+def test_bounds_go_from_a_rewind_in_place_to_a_full_context() -> None:
+    rewinds = Counters().rewinds
+    assert rewinds.distance_tokens.bounds == tuple(4.0**power for power in range(11))
+    assert (rewinds.seconds.bounds[0], rewinds.seconds.bounds[-1]) == (1e-5, 1000.0)
+    assert list(rewinds.seconds.bounds) == sorted(set(rewinds.seconds.bounds))
+
+
 @pytest.mark.parametrize(("to", "discarded"), [(89, 1), (90, 0), (95, 0), (0, 90)])
 def test_what_a_rewind_discards(to: int, discarded: int) -> None:
     """From 90; to a snapshot of another branch it may also go forwards."""

@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 import random
+from collections.abc import Sequence
 
 import numpy as np
 import pytest
-from fake_executable import FakeMachine, fake_machine, small_manifest
+from fake_executable import FakeDevice, FakeMachine, fake_machine, small_manifest
 from port import (
     SnapshotOrigin,
     check,
@@ -15,7 +16,9 @@ from port import (
     step_together,
 )
 
+from ds4c_runtime.device.base import HostBytes
 from ds4c_runtime.errors import BackendFailedError
+from ds4c_runtime.launches import Extent
 from ds4c_runtime.session import Session
 
 
@@ -50,6 +53,33 @@ def test_memory_runs_out_after_the_device_ran() -> None:
     for each in (session, other):
         each.rebuild()
         equal_to_fresh(machine, each)
+
+
+@pytest.mark.parametrize("error", [KeyboardInterrupt(), RuntimeError("no such kernel")])
+def test_what_ends_a_step_is_told_once_and_as_what_it_is(error: BaseException) -> None:
+    """A failure of the device in one line, a signal as itself; rows may have been written by both."""
+
+    class Ending(FakeDevice):
+        ends: BaseException | None = None
+
+        def call(self, entry: str, arenas: Sequence[HostBytes], extent: Extent) -> None:
+            if self.ends is not None:
+                raise self.ends
+            super().call(entry, arenas, extent)
+
+    machine = fake_machine(device_type=Ending)
+    session = machine.open()
+    session.prefill(tokens(30))
+    machine.device.ends = error
+    said = "step failed: expected the device to finish, got RuntimeError: no such kernel; the session is"
+    expected = KeyboardInterrupt if isinstance(error, KeyboardInterrupt) else BackendFailedError
+    with pytest.raises(expected) as caught:
+        session.step([1])
+    assert expected is KeyboardInterrupt or str(caught.value).startswith(said)
+    machine.device.ends = None
+    assert (session.position, session.state_valid) == (30, False)
+    session.rebuild()
+    equal_to_fresh(machine, session)
 
 
 def test_a_page_cannot_be_copied() -> None:

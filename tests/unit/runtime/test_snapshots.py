@@ -17,7 +17,6 @@ from port import (
     evaluated_tokens,
     evict,
     fail_next_call,
-    largest_snapshot,
     memory_of,
     poison_sessions,
     seconds_of_replay,
@@ -29,7 +28,6 @@ from port import (
 from ds4c_runtime.errors import (
     BackendFailedError,
     InvalidRequestError,
-    MemoryBudgetError,
     PositionOutOfRangeError,
     RewindTooDearError,
     RuntimeFailure,
@@ -182,38 +180,6 @@ def test_why_there_is_no_snapshot() -> None:
     assert other.plan_rewind(10).rebuild_reason is RebuildReason.SNAPSHOT_INVALIDATED
 
 
-def test_damage_is_told_before_what_was_given_up() -> None:
-    machine, session = opened()
-    ids = [s.snapshot_id for s in session.snapshots()]
-    for snapshot_id in ids:
-        spoil_snapshot(session, snapshot_id)
-    evict(machine, ids[0])
-    assert session.rewind(100).rebuild_reason is RebuildReason.INTEGRITY_FAILED
-    ORACLE.check(machine, session)
-
-
-def test_a_page_that_its_session_holds_is_not_free_without_its_snapshot() -> None:
-    machine = fake_machine(max_sessions=2, page_count=1)
-    one, other = machine.open(), machine.open()
-    one.prefill(GIVEN[:32])
-    with pytest.raises(MemoryBudgetError, match="expected 1 free pages of 32 tokens, got 0 of 1"):
-        other.prefill(GIVEN[:1])
-    assert [s.position for s in one.snapshots()] == [32], "given up in vain"
-    ORACLE.check(machine, one)
-
-
-def test_the_page_that_is_free_soonest_is_made_free() -> None:
-    """The first page is held by three snapshots, the last one by one: that one goes, and no other."""
-    machine = fake_machine(max_sessions=2, page_count=3)
-    one, other = machine.open(), machine.open()
-    one.prefill(GIVEN[:96])
-    one.rewind(0)
-    assert [s.position for s in one.snapshots()] == [32, 64, 96]
-    other.prefill(GIVEN[:1])
-    assert [s.position for s in one.snapshots()] == [32, 64]
-    ORACLE.check(machine, one, other)
-
-
 def test_snapshots_change_neither_chunks_nor_bits() -> None:
     """The rows of every step, and every logit, are those of a session without snapshots."""
     with_, without = fake_machine(), fake_machine(snapshot_bytes=0)
@@ -245,16 +211,6 @@ def test_marks_take_only_rows_of_logits_that_are_left() -> None:
     ORACLE.check(machine, session)
     session.rewind(70)
     assert [s.position for s in session.snapshots()] == [32, 64]
-    ORACLE.check(machine, session)
-
-
-def test_a_step_takes_no_more_snapshots_than_the_artifact_has_room_for() -> None:
-    manifest = small_manifest(max_rows=64, page_tokens=16)
-    manifest = dataclasses.replace(manifest, limits=dataclasses.replace(manifest.limits, max_marks=2))
-    machine = fake_machine(manifest)
-    session = machine.open()
-    session.prefill(GIVEN[:64])  # across 16, 32, 48 and to 64
-    assert [s.position for s in session.snapshots()] == [16, 32]
     ORACLE.check(machine, session)
 
 
@@ -445,6 +401,13 @@ def test_the_end_of_a_turn_is_one_also_at_an_interval() -> None:
     ORACLE.check(machine, session)
 
 
+def test_a_snapshot_of_a_client_is_one_also_at_an_interval() -> None:
+    _, session = opened(64)
+    taken = session.take_snapshot(SnapshotOrigin.CLIENT)
+    assert taken is not None
+    assert (taken.position, taken.origin) == (64, SnapshotOrigin.CLIENT)
+
+
 @pytest.mark.parametrize(
     ("taken", "kept", "origin"),
     [
@@ -478,29 +441,6 @@ def test_a_pin_anywhere_leaves_the_session_where_it_is(at: int) -> None:
     assert (report.kind, report.to_position, report.replayed_tokens) == (RewindKind.SNAPSHOT, at, 0)
     ORACLE.check(machine, session)
     assert session.history == tuple(GIVEN[:at])
-
-
-def test_a_pin_makes_the_logits_that_are_not_held() -> None:
-    machine, session = opened()
-    session.rewind(197)  # in place, between the rows whose logits were asked for
-    assert session.pin(position=197).position == 197
-    assert session.logits_replayed == 1
-    ORACLE.check(machine, session)
-
-
-def test_a_pin_below_takes_one_snapshot_and_no_room_of_others() -> None:
-    """The fork that goes there leaves none on its way: room for one is enough."""
-    manifest = small_manifest(page_tokens=16)
-    machine = fake_machine(manifest, snapshot_bytes=4 * largest_snapshot(manifest))
-    session, other = machine.open(), machine.open()
-    session.prefill(GIVEN[:60])
-    for info in session.snapshots():
-        evict(machine, info.snapshot_id)
-    other.prefill(GIVEN[:48])
-    session.pin(position=50)
-    assert [s.position for s in session.snapshots()] == [50]
-    assert [s.position for s in other.snapshots()] == [16, 32, 48]
-    ORACLE.check(machine, session, other)
 
 
 def test_pins_that_are_refused_change_nothing() -> None:

@@ -6,9 +6,10 @@ import pytest
 from fake_executable import fake_engine
 
 from ds4c_runtime.errors import InvalidRequestError
-from ds4c_serve.checks import check_token_ids, new_session_id
+from ds4c_serve.checks import check_token_ids, new_session_id, pin
 from ds4c_serve.convert import duration, timestamp
 from ds4c_serve.errors import cut
+from ds4c_serve.v1 import engine_pb2 as pb
 
 
 def test_a_token_is_below_the_size_of_the_vocabulary() -> None:
@@ -28,6 +29,17 @@ def test_a_session_id_has_at_most_128_characters() -> None:
         with pytest.raises(InvalidRequestError, match=f"got {len(wrong)} characters") as caught:
             new_session_id(wrong, "id")
         assert caught.value.field == "id"
+
+
+def test_a_label_has_at_most_128_printable_characters() -> None:
+    def label(text: str) -> str:
+        return pin(pb.PinSnapshotRequest(session_id="s", position=1, label=text)).label
+
+    assert label("a" * 128) == "a" * 128
+    for wrong in ("a" * 129, "a\n"):
+        with pytest.raises(InvalidRequestError, match=f"got {len(wrong)} characters") as caught:
+            label(wrong)
+        assert caught.value.field == "label"
 
 
 @pytest.mark.parametrize(

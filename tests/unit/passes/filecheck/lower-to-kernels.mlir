@@ -19,6 +19,17 @@ func.func @step(%tokens : tensor<?xi32>, %at : !ds4.block) -> tensor<?x4xf32> {
   func.return %y : tensor<?x4xf32>
 }
 // -----
+// Rows that are taken for their logits are as many as the plan has, for their maker and their readers.
+// RUN: ds4c-opt -p 'plan-state{horizon=10 context=64 rows=8 segments=2 logit-rows=3},lower-to-kernels'
+// CHECK: ds4.call_kernel "take_rows_{{.*}}\22out\22,\22float32\22,[3,4]
+// CHECK: ds4.call_kernel "linear_{{.*}}\22in\22,\22float32\22,[3,4]{{.*}}\22out\22,\22float32\22,[3,5]
+func.func @step(%x : tensor<?x4xf32>, %at : !ds4.block, %logit_rows : !ds4.rows) -> tensor<?x5xf32> {
+  %r = ds4.take_rows %x, %logit_rows {} : (tensor<?x4xf32>, !ds4.rows) -> tensor<?x4xf32>
+  %w = ds4.weight "w" : tensor<5x4xf32>
+  %y = ds4.linear %r, %w : (tensor<?x4xf32>, tensor<5x4xf32>) -> tensor<?x5xf32>
+  func.return %y : tensor<?x5xf32>
+}
+// -----
 // Windows, and what is made from them, have the size of windows for their maker and their readers.
 // CHECK: ds4.call_kernel "windows_{{.*}}[\22windows\22,\22block\22,\22int32\22,[4,2]
 // CHECK: ds4.call_kernel "rope_table_{{.*}}[\22at\22,\22block\22,\22int32\22,[4,2]{{.*}}[\22table\22,\22out\22,\22float32\22,[4,2,1]

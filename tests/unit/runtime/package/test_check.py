@@ -205,6 +205,37 @@ def test_contradictions(name: str, tmp_path: Path) -> None:
     assert message in refused(change(package(target)), tmp_path / "a")
 
 
+SIZES = {
+    "int8": 1, "uint8": 1, "float16": 2, "uint16": 2, "float32": 4, "int32": 4, "uint32": 4, "int64": 8,
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("dtype", SIZES)
+def test_addresses_are_whole_elements_inside_their_arena(dtype: Any, tmp_path: Path) -> None:
+    size = SIZES[dtype]
+    made = with_scale(params=(Param("x", dtype), SCALE.params[1]))(package("cuda"))
+
+    def line(offset: int) -> str:
+        args = (Address("workspace", offset), Address("io", 0))
+        return refused(with_launch(args=args)(made), tmp_path / str(offset))
+
+    if size > 1:
+        assert f"a multiple of {size} bytes, got {size // 2}" in line(size // 2)
+    assert "an offset within 4096 bytes of workspace, got 4096" in line(4096)
+    if dtype != "float32":  # that of the text: nothing is wrong with the address
+        assert line(4096 - size).startswith("kernels.cu, scale_rows rejected")
+
+
+def test_a_function_that_nothing_launches_is_in_the_table(tmp_path: Path) -> None:
+    made = package("metal")
+    step, *others = made.plan.entries
+    entries = (step, *(replace(each, launches=()) for each in others))
+    manifest = with_plan(entries=entries)(made).write(tmp_path / "a")
+    assert [(r.function, r.launches) for r in check_package(tmp_path / "a", manifest)] == [
+        ("scale_rows", len(step.launches)), ("nothing", 0),
+    ]  # fmt: skip
+
+
 def test_an_artifact_without_a_plan(tmp_path: Path) -> None:
     manifest = package("cuda").write(tmp_path / "a")
     (tmp_path / "a" / "launches.json").unlink()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 from collections.abc import Callable
 from dataclasses import replace
 
@@ -31,6 +32,16 @@ def test_a_cubin_is_read_back() -> None:
     for number in (80, 90, 120):
         found = read_cubin("k.cubin", elf_writer.cubin(KERNELS, number))
         assert found == Binary("k.cubin", f"sm_{number}", KERNELS)
+
+
+@pytest.mark.parametrize("index", [3, 4, 2**31])
+def test_registers_of_no_symbol_are_refused(index: int) -> None:
+    """There are three symbols: none and the two kernels."""
+    data = elf_writer.cubin(KERNELS)
+    true = struct.pack("<BBHII", 4, 0x2F, 8, 2, 255)
+    assert data.count(true) == 1
+    with pytest.raises(ArtifactError, match=f"expected one of 3 symbols, got {index}"):
+        read_cubin("k.cubin", data.replace(true, struct.pack("<BBHII", 4, 0x2F, 8, index, 255)))
 
 
 @pytest.mark.parametrize("gfx", elf_writer.PROCESSORS)

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bad_input.helpers import entries, flip
-from fake_executable import fake_machine
+from fake_executable import fake_machine, small_manifest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from port import fail_next_call, give_history, load_session, memory_of, slot_bytes
+from port import fail_next_call, give_history, largest_snapshot, load_session, memory_of, slot_bytes
 from unit.runtime.store.crashes import Crash, failing, number_of_calls
 from unit.runtime.store.kept import (
     KIND,
@@ -171,6 +171,26 @@ def test_a_digest_of_another_history_is_left_out(tmp_path: Path) -> None:
         loaded, Path("x"), dataclasses.replace(image.header, snapshots=tuple(stored)), content
     )
     assert (result.snapshots, result.left_out, loaded.snapshots()) == (0, 3, [])
+
+
+def test_snapshots_without_pages_or_room_are_left_out() -> None:
+    """Four snapshots, at 32, 64, 96 and 100, of 1, 2, 3 and 4 pages of their session."""
+    session = fake_machine().open()
+    session.prefill(tokens(100))
+    session.take_snapshot()
+    image = make_image(session, "a", "b")
+    room = largest_snapshot(small_manifest())
+    cases: list[tuple[dict[str, int], int]] = [
+        ({}, 4), ({"page_count": 4}, 4), ({"page_count": 3}, 3), ({"page_count": 1}, 1),
+        ({"page_count": 0}, 0), ({"snapshot_bytes": room}, 1), ({"snapshot_bytes": 0}, 0),
+    ]  # fmt: skip
+    for options, taken in cases:
+        machine = fake_machine(**options)  # type: ignore[arg-type]
+        loaded = machine.open()
+        give_history(loaded, session.history, session.epoch)
+        result = load_image(loaded, Path("x"), image.header, in_memory(image))
+        assert (result.snapshots, result.left_out, len(loaded.snapshots())) == (taken, 4 - taken, taken)
+        check(machine, loaded)
 
 
 @pytest.mark.parametrize("reads", range(8))

@@ -192,6 +192,16 @@ def parked(kept: Kept, count: int, name: str, pin: bool = False) -> tuple[bool, 
     return done, log
 
 
+def test_a_session_that_fills_its_context_comes_back(tmp_path: Path) -> None:
+    session = fake_machine().open()
+    session.prefill(tokens(256))
+    loaded, machine, kept = moved(tmp_path, session)
+    assert kept.said == []
+    assert (loaded.position, loaded.state_valid) == (256, True)
+    check(machine, loaded)
+    equal(loaded, session)
+
+
 def test_without_memory_of_the_host_a_session_comes_without_its_snapshots(tmp_path: Path) -> None:
     class NoHostMemory(FakeDevice):
         def host_buffer(self, size: int, *, pinned: bool) -> tuple[HostBytes, bool]:
@@ -231,6 +241,21 @@ def test_what_was_set_aside_goes_at_the_start_if_it_is_too_much(tmp_path: Path) 
         kept.store.scan()
         assert bad.exists() == is_there
         kept.store.close()
+    assert log.path.with_suffix(".state").exists()
+
+
+def test_what_was_set_aside_makes_room_before_any_state(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, fake_machine())
+    sessions = [kept.machine.open(name) for name in ("a", "b")]
+    for session in sessions:
+        session.prefill(tokens(50))
+    log = kept.save(sessions[0])
+    bad = log.path.with_suffix(".state.bad")
+    bad.write_bytes(b"x" * kept.store.bytes_used)
+    (log,) = kept.store.scan()
+    kept.store.disk_budget = kept.store.bytes_used + 100
+    kept.save(sessions[1])
+    assert not bad.exists()
     assert log.path.with_suffix(".state").exists()
 
 
