@@ -19,7 +19,7 @@ TEST_CACHE := $(or $(DS4C_TEST_CACHE),$(or $(XDG_CACHE_HOME),$(HOME)/.cache)/ds4
 
 help:
 	@echo "make demo     set up .venv, build the bundled model for cpu, serve it, drive it with a gRPC client"
-	@echo "make test     set up .venv, lint, types, import rules, all tests"
+	@echo "make test     set up .venv, lint, types, import rules, all tests that a change must pass"
 	@echo "make test-more    real clients, load, fuzzing, long forms: 25 minutes at most; CI runs it after make test"
 	@echo "make test-full    the longest forms of some tests: walks of 10,000 operations and the like"
 	@echo "make mutants  planted faults that the fast tests have to find; RANDOM=200 SEED=1, ONLY=M01,M22, SLOW=1, JOBS=2"

@@ -13,7 +13,7 @@ from unittest.mock import patch
 
 import numpy as np
 from numpy.typing import NDArray
-from state_model import Reach
+from session_model import Reach
 from xdsl.dialects.builtin import ModuleOp
 
 from ds4c.errors import TargetError

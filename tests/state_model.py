@@ -1,7 +1,5 @@
 """What sessions on a machine must do, said a second time: no line here comes from the runtime or asks it.
 
-Rules (their numbers are those of `docs/rewind.md`, if it has one, and of the glossary otherwise):
-
 - A session has its history, of which `evaluated` tokens are in the state; it is valid if that is all of them.
 - Rings hold the rows of `horizon` tokens below `high_water`, one past the highest row ever written, and
   nothing from before `floor`, where a snapshot or a fork filled them. A rewind is in place from
@@ -20,15 +18,13 @@ A method changes the model as the machine must change, and returns what that mus
 
 from __future__ import annotations
 
-import hashlib
 import itertools
-from array import array
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cached_property
 from typing import Literal
 
-Kind = Literal["none", "in_place", "snapshot", "snapshot_replay", "rebuild", "deferred"]
+from session_model import Held, Listed, Plan, Reach, SessionModel, Shot
+
 Reason = Literal["position", "replay", "pages", "slots", "stale"]
 DENSE_TOKENS, SHARE = 8192, 8
 """Snapshots are a page apart over so many last tokens, and this fraction of the distance before."""
@@ -44,180 +40,6 @@ class Refused(Exception):
     def __init__(self, reason: Reason) -> None:
         super().__init__(reason)
         self.reason: Reason = reason
-
-
-@dataclass
-class Reach:
-    """What the rings of a session serve."""
-
-    horizon: int
-    floor: int = 0
-    high_water: int = 0
-
-    @property
-    def oldest(self) -> int:
-        """Lowest position that a rewind reaches in place; 0 is always reached."""
-        return max(self.floor, self.high_water - self.horizon)
-
-    def wrote(self, end: int) -> None:
-        """Rows up to `end` were written."""
-        self.high_water = max(self.high_water, end)
-
-    def filled(self, floor: int, position: int) -> None:
-        """Rows from `floor` on were put there by a snapshot or a fork at a position."""
-        self.floor, self.high_water = floor, position
-
-
-@dataclass(eq=False)
-class Shot:
-    """A snapshot, which several sessions may hold. `number` is its rank in time; ids are told."""
-
-    tokens: tuple[int, ...]
-    pages: tuple[int, ...]
-    origin: str
-    number: int
-    snapshot_id: str = ""
-
-    @cached_property
-    def digest(self) -> str:
-        """Hex sha256 of the tokens as little-endian u32."""
-        numbers = array("I", self.tokens)
-        assert numbers.itemsize == 4
-        return hashlib.sha256(numbers.tobytes()).hexdigest()
-
-
-@dataclass(eq=False)
-class Held:
-    """A snapshot as one session holds it."""
-
-    shot: Shot
-    pinned: bool = False
-
-    @property
-    def position(self) -> int:
-        return len(self.shot.tokens)
-
-    @property
-    def order(self) -> tuple[int, int]:
-        return self.position, self.shot.number
-
-
-@dataclass(frozen=True)
-class Listed:
-    """A snapshot in the list of a session, as anybody may see it."""
-
-    snapshot_id: str
-    position: int
-    digest: str
-    pinned: bool
-    origin: str
-
-
-@dataclass(frozen=True)
-class Plan:
-    """What a rewind or fork must report."""
-
-    kind: Kind
-    base: int
-    replay: int
-    to: int
-    shot: Shot | None = None
-
-    @property
-    def snapshot_id(self) -> str:
-        return "" if self.shot is None else self.shot.snapshot_id
-
-    @property
-    def is_near(self) -> bool:
-        return self.kind in ("none", "in_place")
-
-
-@dataclass(eq=False)
-class SessionModel:
-    """One session.
-
-    `block` are the positions whose logits the last step left, `edges` others whose logits are held: of the
-    floor, and of the start of the last block. `begun` says that a rebuild is under way.
-    """
-
-    reach: Reach
-    tokens: tuple[int, ...] = ()
-    evaluated: int = 0
-    epoch: int = 0
-    replays: int = 0
-    begun: bool = False
-    takes_marks: bool = True
-    block: range = range(0)
-    edges: set[int] = field(default_factory=set[int])
-    pages: list[int] = field(default_factory=list[int])
-    branch: list[Held] = field(default_factory=list[Held])
-    left: list[Held] = field(default_factory=list[Held])
-    thinned: tuple[list[Held], list[Held]] = field(default_factory=lambda: ([], []))
-
-    @property
-    def position(self) -> int:
-        return len(self.tokens)
-
-    @property
-    def is_valid(self) -> bool:
-        return self.evaluated == self.position
-
-    @property
-    def oldest_step(self) -> int:
-        """Lowest position from which a step may run: one lower where logits would have to be made again."""
-        oldest = self.reach.oldest
-        return oldest if oldest == self.reach.floor and oldest in self.edges else max(0, oldest - 1)
-
-    @property
-    def held(self) -> list[Held]:
-        return [*self.branch, *self.left]
-
-    def has_logits(self, position: int) -> bool:
-        return position in self.block or position in self.edges
-
-    def base(self, to: int) -> Held | None:
-        """Highest snapshot of the branch at or below a position, of several there the last one."""
-        return max((h for h in self.branch if h.position <= to), key=lambda h: h.order, default=None)
-
-    def at(self, position: int) -> Held | None:
-        found = self.base(position)
-        return found if found is not None and found.position == position else None
-
-    def find(self, snapshot_id: str) -> Held:
-        return next(h for h in self.held if h.shot.snapshot_id == snapshot_id)
-
-    def add(self, held: Held) -> None:
-        self.branch = sorted([*self.branch, held], key=lambda h: h.order)
-
-    def drop(self, shot: Shot) -> None:
-        self.branch = [h for h in self.branch if h.shot is not shot]
-        self.left = [h for h in self.left if h.shot is not shot]
-
-    def cut(self, to: int) -> None:
-        """The history ends at `to`; snapshots above it are of a branch that was left."""
-        self.tokens = self.tokens[:to]
-        self.left += [h for h in self.branch if h.position > to]
-        self.branch = [h for h in self.branch if h.position <= to]
-
-    def follow(self, tokens: tuple[int, ...]) -> None:
-        """The history is another one."""
-        self.tokens = tokens
-        every = sorted(self.held, key=lambda h: h.order)
-        self.branch = [h for h in every if h.shot.tokens == tokens[: h.position]]
-        self.left = [h for h in every if h not in self.branch]
-
-    def forget(self) -> None:
-        """The state is given up."""
-        self.evaluated, self.begun, self.block = 0, False, range(0)
-        self.reach.filled(0, 0)
-        self.edges, self.pages = set(), []
-
-    def restore(self, shot: Shot) -> None:
-        """The state is that of a snapshot."""
-        self.forget()
-        self.evaluated = len(shot.tokens)
-        self.reach.filled(self.evaluated, self.evaluated)
-        self.edges, self.pages, self.begun = {self.evaluated}, list(shot.pages), True
 
 
 @dataclass(eq=False)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import pytest
 from artifacts import Build
 from emulated.models import EMULATOR, TARGETS
-from rewind.table import PHASES, transactions
+from rewind.table import PHASES, Case, transactions
 from rewind.test_tables import Compiled
 
 pytestmark = pytest.mark.slow
@@ -39,10 +39,14 @@ def test_every_transaction_at_the_borders(four_layers: Compiled) -> None:
 
 @at_borders
 def test_the_borders_by_snapshot(four_layers: Compiled) -> None:
-    """Two transactions a phase, which over the phases are all widths and accepted counts."""
+    """Two transactions a phase, which over the phases are all widths and accepted counts.
+
+    And one of which nothing is accepted: only that one goes back to the border's own snapshot.
+    """
     cases = [transactions([phase])[n % 27] for n, phase in enumerate(BORDERS * 2)]
     assert {(c.q, c.accepted) for c in cases} == {(c.q, c.accepted) for c in transactions([0])}
-    assert four_layers.run(cases, LAP, follow=5, away=13) == 32
+    cases += [Case(phase, 1 + n % 6, 0) for n, phase in enumerate(BORDERS)]
+    assert four_layers.run(cases, LAP, follow=5, away=13) == 48
 
 
 @pytest.mark.more

@@ -31,7 +31,7 @@ def walk(built: Build, name: str, seed: int, operations: int, folder: Path) -> W
 
 @pytest.mark.parametrize(
     ("name", "operations"),
-    [("tiny-8", 600), ("tiny-delta", 400), *(pytest.param(n, 1000, marks=pytest.mark.more) for n in MODELS)],
+    [("tiny-8", 600), ("tiny-delta", 600), *(pytest.param(n, 1000, marks=pytest.mark.more) for n in MODELS)],
 )
 def test_every_operation(built: Build, name: str, operations: int, seed: int, tmp_path: Path) -> None:
     done = walk(built, name, seed, operations, tmp_path)

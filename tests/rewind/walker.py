@@ -27,7 +27,7 @@ from port import (
 )
 from rewind.truth import Truth
 from rewind.twin import Pair, Twin
-from state_model import Held
+from session_model import Held
 
 from ds4c_runtime.store.history_log import HistoryLog
 from ds4c_runtime.store.session_store import SessionStore, Storage
@@ -56,10 +56,10 @@ CHAPTERS = (
     Chapter(CopyMode.DEVICE, 6),
     Chapter(CopyMode.HOST_ASYNC, 10),
     Chapter(None, 12),
-    Chapter(CopyMode.HOST, 3, 9),
+    Chapter(CopyMode.HOST, 3, 7),
     Chapter(CopyMode.HOST_PINNED, 7),
-    Chapter(CopyMode.DEVICE, None, 8),
-    Chapter(CopyMode.HOST_ASYNC, 5, 10),
+    Chapter(CopyMode.DEVICE, None, 5),
+    Chapter(CopyMode.HOST_ASYNC, 5, 6),
     Chapter(CopyMode.DEVICE, 2),
 )
 
@@ -332,20 +332,20 @@ OPERATIONS: dict[str, float] = {
     "prefill": 14,
     "step": 10,
     "garbage_block": 10,
-    "kept_garbage": 1,
+    "kept_garbage": 2,
     "rewind_a_little": 8,
     "rewind_anywhere": 10,
     "rewinds_in_a_row": 5,
     "rewind_later": 4,
-    "refused_rewind": 1,
+    "refused_rewind": 2,
     "fork": 7,
     "two_in_one_step": 7,
     "snapshot": 6,
     "pin": 5,
-    "unpin": 3,
+    "unpin": 6,
     "restore": 9,
     "evict": 3,
-    "lose": 1,
+    "lose": 2,
     "save_and_load": 4,
     "open_one": 2,
     "close_one": 6,

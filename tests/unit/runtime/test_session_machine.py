@@ -166,8 +166,8 @@ class SessionMachine(RuleBasedStateMachine):
 
 TestSessionMachine = SessionMachine.TestCase
 TestSessionMachine.settings = settings(
-    max_examples=60,
-    stateful_step_count=30,
+    max_examples=100,
+    stateful_step_count=40,
     deadline=None,
     suppress_health_check=list(HealthCheck),
     # A person wants a short example, which takes a minute to find; CI wants to know that there is one.
