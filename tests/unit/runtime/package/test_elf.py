@@ -41,9 +41,7 @@ def test_the_names_of_sections_are_in_one_of_them() -> None:
     assert names == count - 1
     for wrong in (count, count + 1):
         struct.pack_into("<H", data, 62, wrong)
-        with pytest.raises(
-            ArtifactError, match=f"expected a table of sections with names, got {count} of 64"
-        ):
+        with pytest.raises(ArtifactError, match=f"sections with names, got {count} of 64 bytes"):
             read_cubin("k.cubin", bytes(data))
 
 
