@@ -6,11 +6,14 @@ import struct
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from ds4c_runtime.package.amdgpu import MACHINE as AMDGPU
-from ds4c_runtime.package.amdgpu import METADATA
 from ds4c_runtime.package.binary import KernelCode
-from ds4c_runtime.package.cubin import MACHINE as CUDA
-from ds4c_runtime.package.cubin import RESERVED_BYTES, RESERVED_SECTION
+
+CUDA, AMDGPU = 190, 224
+"""`e_machine` of the two: `EM_CUDA` and `EM_AMDGPU` of LLVM."""
+METADATA = 32
+"""`NT_AMDGPU_METADATA` of LLVM."""
+RESERVED_SECTION, RESERVED_BYTES = ".nv.shared.reserved.0", 1024
+"""What `ptxas` of CUDA 13 keeps for the system from sm_90 on."""
 
 PROCESSORS = {
     "gfx90a": 0x3F, "gfx942": 0x4C, "gfx1100": 0x41, "gfx1101": 0x46, "gfx1102": 0x47, "gfx1103": 0x44,

@@ -71,6 +71,7 @@ def test_types_have_the_size_of_their_name(tmp_path: Path, size: int, dtypes: st
 MALFORMED: list[tuple[str, object, bytes, str]] = [
     ("not an object", b"[1, 2]", DATA, "header: expected a JSON object, got bytes"),
     ("not json", b"{oops}", DATA, "header: expected JSON"),
+    ("size of the second", {"a": entry(0, 8), "b": entry(8, 32, [5])}, DATA, r"expected 20 bytes, got 24"),
     ("not utf-8", b'{"\xff": 1}', DATA, "header: expected JSON"),
     ("too deep", b'{"a":' + b"[" * 100_000, DATA, "header: expected JSON"),
     ("huge number", b'{"a": ' + b"9" * 5000 + b"}", DATA, "header: expected JSON"),

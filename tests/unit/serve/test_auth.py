@@ -60,6 +60,25 @@ def test_only_health_checks_need_no_token(method: str) -> None:
     assert asyncio.run(interceptor.intercept_service(found, Details(method))) is handler  # type: ignore
 
 
+def test_the_owner_of_a_call_is_that_of_its_token() -> None:
+    class Context:
+        def __init__(self, token: str) -> None:
+            self.token = token
+
+        def invocation_metadata(self):
+            return (("authorization", f"Bearer {self.token}"),)
+
+        def auth_context(self):
+            return {"x509_common_name": [b"alice"]}
+
+    authenticator = Authenticator([FIRST, SECOND])
+    owners = [authenticator.owner(Context(token)) for token in (FIRST, SECOND, FIRST)]  # type: ignore
+    assert owners[0] == owners[2] != owners[1]
+    assert all(owner.startswith("token:") for owner in owners)
+    with pytest.raises(UnauthenticatedError):
+        authenticator.owner(Context("wrong-token-0003"))  # type: ignore
+
+
 def test_without_tokens_everybody_is_the_same_owner() -> None:
     class Context:
         def invocation_metadata(self):

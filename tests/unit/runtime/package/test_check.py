@@ -194,6 +194,7 @@ FAULTS: dict[str, tuple[str, Change, str]] = {
     "grid that shrinks": ("metal", with_launch(grid=(Dim(8, "rows", 0, -1), ONE, ONE)), "grows with rows"),
     "empty grid": ("metal", with_launch(grid=(Dim(0), ONE, ONE)), "grids of at least one block"),
     "address dropped": ("metal", with_launch(args=(Address("workspace", 0),)), "expected 2 addresses, got 1"),
+    "negative shared memory": ("metal", with_scale(shared_bytes=-1), "shared bytes of at least 0, got -1"),
     "half a warp": ("metal", with_scale(threads=48), "scale_rows: expected whole warps of threads, got 48"),
     "unknown function": ("metal", with_launch(function="other"), "a known function, got other"),
 }  # fmt: skip

@@ -34,6 +34,17 @@ def test_a_cubin_is_read_back() -> None:
         assert found == Binary("k.cubin", f"sm_{number}", KERNELS)
 
 
+def test_the_names_of_sections_are_in_one_of_them() -> None:
+    """`e_shnum` and `e_shstrndx` are the last two numbers of the header."""
+    data = bytearray(elf_writer.cubin(KERNELS))
+    count, names = struct.unpack_from("<HH", data, 60)
+    assert names == count - 1
+    for wrong in (count, count + 1):
+        struct.pack_into("<H", data, 62, wrong)
+        with pytest.raises(ArtifactError, match=f"sections with names, got {count} of 64 bytes"):
+            read_cubin("k.cubin", bytes(data))
+
+
 @pytest.mark.parametrize("index", [3, 4, 2**31])
 def test_registers_of_no_symbol_are_refused(index: int) -> None:
     """There are three symbols: none and the two kernels."""
