@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import hashlib
 from array import array
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Literal
 
@@ -170,6 +170,12 @@ class SessionModel:
         every = sorted(self.held, key=lambda h: h.order)
         self.branch = [h for h in every if h.shot.tokens == tokens[: h.position]]
         self.left = [h for h in every if h not in self.branch]
+
+    def detach(self) -> None:
+        """Hold snapshots as a file does, in which they no longer change."""
+        self.branch, self.left = (
+            [Held(replace(h.shot), h.pinned) for h in each] for each in (self.branch, self.left)
+        )
 
     def forget(self) -> None:
         """The state is given up."""

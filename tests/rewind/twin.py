@@ -339,6 +339,7 @@ class Twin:
         files.save(log, pair.session, exact=exact)
         self.compare()
         self.close(pair)
+        pair.model.detach()
         return log
 
     def load(self, files: SessionStore, log: HistoryLog, saved: Pair) -> Pair:
