@@ -20,6 +20,7 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Iterable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from typing import Literal
 
@@ -360,9 +361,13 @@ class StateModel:
         there = s.at(s.position)
         if there is None:
             return self._keep(s, s.position, origin) if s.position else None
-        if there.shot.origin == "interval":
-            there.shot.origin = origin
+        self._known_as(there, origin)
         return there
+
+    def _known_as(self, held: Held, origin: str) -> None:
+        """What a step happened to take is kept as what is asked for."""
+        if held.shot.origin == "interval":
+            held.shot.origin = origin
 
     def pin_at(self, s: SessionModel, position: int) -> Held:
         """The snapshot at a position; below the end of the history, a fork goes there and takes it."""
@@ -399,11 +404,14 @@ class StateModel:
 
     def save(self, s: SessionModel, *, exact: bool) -> None:
         """A save keeps the state at the position as a snapshot, `exact` also where logits have to be made."""
-        if s.is_valid and (exact or s.has_logits(s.position)):
-            try:
+        if not s.is_valid:
+            return
+        there = s.at(s.position)
+        if there is not None and not exact:
+            self._known_as(there, "save")
+        elif exact or s.has_logits(s.position):
+            with suppress(Refused):
                 self.snapshot(s, "save")
-            except Refused:
-                return
 
     def load(self, saved: SessionModel, listed: Iterable[Listed]) -> SessionModel:
         """A session from its file; snapshots that there was no room for are not listed."""

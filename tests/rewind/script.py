@@ -80,6 +80,8 @@ class Script:
         self.did(self.twin.open())
         pair = self.pairs[0]
         self.prefill(pair, page + 1)
+        self.did(self.twin.fork(pair, page + 1), "in_place")
+        self.did(self.twin.close(self.pairs[1]))
         self.step(pair, page + 2)
         self.did(self.twin.step(pair, self.twin.truth.garbage(2, 1)))
         self.rewind(pair, page + 2, "in_place")
@@ -88,7 +90,7 @@ class Script:
         oldest = page + 4 - horizon
         self.rewind(pair, oldest, "in_place")
         self.refused(self.twin.rewind(pair, oldest - 1, most=oldest - 2))
-        self.rewind(pair, oldest - 1, "rebuild")
+        self.did(self.twin.rewind(pair, oldest - 1, most=oldest - 1), "rebuild")
         self.refused(self.twin.rewind(pair, -1))
         self.refused(self.twin.rewind(pair, page))
 
@@ -167,6 +169,9 @@ class Script:
         self.rewind(pair, floor - 2, "in_place")
         self.did(self.twin.restore(pair, pair.model.left[0]), "snapshot")
         self.step(pair, floor + 2)
+        self.did(self.twin.fork(pair, floor), "in_place")
+        assert self.positions(self.pairs[1]) == [floor]
+        self.did(self.twin.close(self.pairs[1]))
         self.did(self.twin.fork(pair, floor + 1), "in_place")
         child = self.pairs[1]
         self.did(self.twin.step(child, self.twin.truth.garbage(2, 2)))

@@ -76,6 +76,25 @@ def test_pages_that_do_or_do_not_suffice() -> None:
     assert not refused[-1]
 
 
+def test_pages_for_what_comes_after_a_snapshot_inside_a_page() -> None:
+    """A state is given up to come back later; by then another session has taken the pages."""
+    refused: list[int] = []
+    for pages in range(4, 8):
+        twin = Twin(fake_machine(max_sessions=2, page_count=pages), TRUTH)
+        for number, count in ((0, PAGE + 5), (1, 1)):
+            assert twin.open()
+            twin.prefill(twin.pairs[number], TRUTH.more((), count, number), 24)
+        first, second = twin.pairs
+        assert twin.pin(first, PAGE + 5)
+        assert twin.prefill(first, TRUTH.more(first.tokens, 12, 0), 24)
+        assert twin.rewind(first, PAGE + 9, defer=True)
+        assert twin.prefill(second, TRUTH.more(second.tokens, 2 * PAGE - 1, 1), 24)
+        twin.rewind(first, PAGE + 9)
+        twin.check(more=True)
+        refused.append(twin.refused["pages"])
+    assert refused == [1, 0, 0, 0]
+
+
 @pytest.mark.parametrize("mode", [CopyMode.DEVICE, CopyMode.HOST_ASYNC])
 def test_bytes_that_do_or_do_not_suffice(mode: CopyMode) -> None:
     for largest in range(9):

@@ -298,6 +298,7 @@ class Compiled:
         for case in cases:
             start = lap + case.phase
             parent.prefill(self.right[parent.position : start])
+            poison(self.model)  # the slot of the last child holds many rows that this one needs
             child, _ = parent.fork(start)
             commit = start + case.accepted
             way = BY_SNAPSHOT if away else IN_PLACE

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import hashlib
-from collections.abc import Sequence
 from typing import Any, Protocol
 
 import numpy as np
@@ -96,7 +95,9 @@ class TreeTruth:
         self._fresh = machine_like(model, 1, snapshot_bytes=0)
         self._sessions = [open_session(self._machine, f"path{k}") for k in range(len(self._paths))]
         self._known: list[list[Seen]] = [[(b"", b"")] for _ in self._paths]
+        self._of_fresh_ones: dict[tuple[int, ...], Seen] = {}
         self.fresh_ones = 0
+        """Comparisons with a fresh session."""
 
     def _all_of(self, tokens: tuple[int, ...]) -> list[int]:
         return [k for k, path in enumerate(self._paths) if path[: len(tokens)] == tokens]
@@ -141,14 +142,15 @@ class TreeTruth:
             self.fresh_ones += 1
             _compare(got, self._of_fresh(tokens), session)
 
-    def _of_fresh(self, tokens: Sequence[int]) -> Seen:
-        fresh = open_session(self._fresh)
-        fresh.prefill(tokens)
-        row = fresh.logits()
-        assert row is not None
-        seen = digest_of(row), self._live(self._fresh, fresh)
-        fresh.close()
-        return seen
+    def _of_fresh(self, tokens: tuple[int, ...]) -> Seen:
+        if tokens not in self._of_fresh_ones:
+            fresh = open_session(self._fresh)
+            fresh.prefill(tokens)
+            row = fresh.logits()
+            assert row is not None
+            self._of_fresh_ones[tokens] = digest_of(row), self._live(self._fresh, fresh)
+            fresh.close()
+        return self._of_fresh_ones[tokens]
 
 
 def _compare(got: Seen, want: Seen, session: Session) -> None:
