@@ -73,7 +73,9 @@ def test_equivalents_have_a_reason_and_old_lines_that_exist() -> None:
         assert len(each.reason) > 20
         assert set(each.old.splitlines()) <= lines, each
         name = each.scope.rpartition(".")[2]
-        assert not name or any(line.startswith((f"def {name}(", f"class {name}")) for line in lines), each
+        assert not name or any(
+            line.startswith((f"def {name}(", f"async def {name}(", f"class {name}")) for line in lines
+        ), each
 
 
 def test_the_mutants_of_the_trial_are_there() -> None:

@@ -43,6 +43,12 @@ def test_first_fit_like_a_map_of_units(actions: list[tuple[bool, int]]) -> None:
     assert extents.take(UNITS * ALIGNMENT) == 0, "what was given back joins to one range"
 
 
+def test_ranges_begin_at_multiples_of_64_bytes() -> None:
+    """Kernels are told places in units of 64 bytes."""
+    extents = Extents(1024)
+    assert [extents.take(size) for size in (1, 64, 65, 64)] == [0, 64, 128, 256]
+
+
 def test_an_empty_arena_gives_nothing() -> None:
     extents = Extents(0)
     assert extents.take(1) is None

@@ -13,10 +13,12 @@ from typing import Any
 import pytest
 from fake_executable import small_manifest
 
+from ds4c.ir import kernel
 from ds4c_runtime import manifest_checks
 from ds4c_runtime.errors import ArtifactError
 from ds4c_runtime.manifest import FileEntry, Live, Manifest, RingState, WeightEntry
 from ds4c_runtime.manifest_checks import (
+    ROWS_OFFSET,
     block_layout,
     check_horizon,
     verify_file,
@@ -309,5 +311,6 @@ def test_live_rows() -> None:
 def test_block_layout_parts_do_not_overlap_and_are_aligned() -> None:
     at = block_layout(256, 8)
     assert (at.positions, at.row_segment, at.segment_starts, at.slots, at.size) == (16, 272, 528, 544, 560)
+    assert ROWS_OFFSET == kernel.ROWS_OFFSET, "compiler and runtime fill one buffer"
     odd = block_layout(5, 17)
     assert (odd.positions, odd.row_segment, odd.segment_starts, odd.slots, odd.size) == (16, 32, 48, 80, 112)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from functools import partial
 
 import fake_executable
@@ -45,6 +46,15 @@ def test_a_rebuild_ends_with_its_logits() -> None:
     session.logits()
     assert session.logits_replayed == 0
     ORACLE.check(machine, session)
+
+
+def test_a_rebuilt_fork_says_how_long_it_took() -> None:
+    parent = fake_machine().open()
+    parent.prefill(random_tokens(60, 1))
+    started = time.perf_counter()
+    _, report = parent.fork(30)
+    assert report.kind is RewindKind.REBUILD
+    assert 0 < report.replay_seconds <= time.perf_counter() - started
 
 
 @pytest.mark.parametrize("count", [0, 1, 7, 8, 9, 15])

@@ -11,7 +11,7 @@ import pytest
 
 from ds4c_runtime.history import BLOCK_TOKENS, History
 from ds4c_runtime.manifest import Live
-from ds4c_runtime.snapshot import SnapshotLayout
+from ds4c_runtime.snapshot import DEAD_BYTE, SnapshotLayout
 
 RINGS = {
     "window": [(1, 127, 512)],
@@ -25,6 +25,12 @@ def manifest_of(rings: list[tuple[int, int, int]]) -> Any:
     states = [SimpleNamespace(live=Live(align, back), row_bytes=size) for align, back, size in rings]
     limits = SimpleNamespace(page_tokens=128)
     return SimpleNamespace(rings=states, model=SimpleNamespace(vocab_size=10), limits=limits)
+
+
+def test_dead_bytes_are_no_number_of_any_float_type() -> None:
+    dead = np.full(4, DEAD_BYTE, np.uint8)
+    assert np.isnan(dead.view(np.float32)).all()
+    assert np.isnan(dead.view(np.float16)).all()
 
 
 @pytest.mark.parametrize("rings", RINGS.values(), ids=RINGS)

@@ -89,6 +89,16 @@ def test_the_rows_of_a_snapshot_are_copied_when_it_is_taken() -> None:
     ORACLE.check(machine, session)
 
 
+def test_a_token_that_is_evaluated_again_leaves_the_snapshot_that_is_due() -> None:
+    machine, session = opened(66)
+    evict(machine, next(s.snapshot_id for s in session.snapshots() if s.position == 64))
+    assert session.rewind(64).kind is RewindKind.IN_PLACE
+    session.logits()
+    assert session.logits_replayed == 1
+    assert [s.position for s in session.snapshots()] == [32, 64]
+    ORACLE.check(machine, session)
+
+
 def test_the_watchdog_is_told_of_every_restore() -> None:
     machine, session = opened()
     watch(session)

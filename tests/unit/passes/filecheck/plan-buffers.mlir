@@ -39,6 +39,11 @@ func.func @step(%tokens : tensor<?xi32>, %at : !ds4.block, %logit_rows : !ds4.ro
   func.return %o : tensor<?x4xf32>
 }
 // -----
+// The io arena where every buffer ends at a unit: 16 tokens, 32 numbers of rows with logits.
+// RUN: ds4c-opt -p 'plan-state{horizon=10 context=64 rows=16 segments=2 logit-rows=16},plan-buffers'
+// CHECK: io_bytes = 1088 : i64, io_tokens = 0 : i64, io_block = 64 : i64, io_page_tables = 384 : i64, io_logit_rows = 448 : i64, io_fork_args = 576 : i64, io_marks = 640 : i64, io_logits = 832 : i64
+ds4.state @logits host : tensor<?x4xf32> every 1
+// -----
 // Arguments that the runtime does not fill in.
 // RUN: not ds4c-opt -p 'plan-state{horizon=10 context=64 rows=8 segments=2 logit-rows=4},lower-to-kernels,plan-buffers'
 // CHECK: expected a value with an address, got argument strange; arguments must be one of tokens, at, logit_rows, args, marks

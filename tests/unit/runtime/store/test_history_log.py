@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
 import hashlib
 import json
@@ -484,6 +485,18 @@ def test_a_log_that_somebody_else_changed_is_written_anew_or_found_out(
         assert tokens(path) == [1, 2, 3]
     except StoredFileError:
         assert path.stat().st_size > 60
+
+
+@pytest.mark.parametrize("at", range(1, 8))  # call 0 opens the log for a turn behind the others
+def test_a_log_whose_rewrite_failed_is_where_its_session_is(tmp_path: Path, at: int) -> None:
+    """Also if the new file has its name already: what was not acknowledged does not come back."""
+    path, sizes = written(tmp_path)
+    log, _ = HistoryLog.open(path)
+    os.truncate(path, sizes[-1] - 1)  # so that it is written anew
+    with failing(at), contextlib.suppress(StoreFailedError):
+        log.sync([1, 2, 3])
+    log.sync(TURNS[-1])
+    assert tokens(path) == TURNS[-1]
 
 
 @pytest.mark.parametrize("lacking", [1, 16, 60])

@@ -13,10 +13,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from bad_input.helpers import entries, flip
-from fake_executable import fake_machine, small_manifest
+from fake_executable import FakeDevice, fake_machine, small_manifest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from port import fail_next_call, give_history, largest_snapshot, load_session, memory_of, slot_bytes
+from port import CopyMode, fail_next_call, give_history, largest_snapshot, load_session, memory_of, slot_bytes
 from unit.runtime.store.crashes import Crash, failing, number_of_calls
 from unit.runtime.store.kept import (
     KIND,
@@ -27,6 +27,7 @@ from unit.runtime.store.kept import (
     tokens,
 )
 
+from ds4c_runtime.device.base import HostBytes
 from ds4c_runtime.errors import StoredFileError, StoreFailedError
 from ds4c_runtime.reports import RebuildReason
 from ds4c_runtime.session import Session
@@ -191,6 +192,22 @@ def test_snapshots_without_pages_or_room_are_left_out() -> None:
         result = load_image(loaded, Path("x"), image.header, in_memory(image))
         assert (result.snapshots, result.left_out, len(loaded.snapshots())) == (taken, 4 - taken, taken)
         check(machine, loaded)
+
+
+def test_snapshots_without_memory_of_the_host_are_left_out() -> None:
+    class NoHostMemory(FakeDevice):
+        def host_buffer(self, size: int, *, pinned: bool) -> tuple[HostBytes, bool]:
+            raise MemoryError(f"no {size} bytes")
+
+    session = fake_machine().open()
+    session.prefill(tokens(100))
+    image = make_image(session, "a", "b")
+    machine = fake_machine(copy_mode=CopyMode.HOST, device_type=NoHostMemory)
+    loaded = machine.open()
+    give_history(loaded, session.history, session.epoch)
+    result = load_image(loaded, Path("x"), image.header, in_memory(image))
+    assert (result.snapshots, result.left_out) == (0, len(session.snapshots()))
+    check(machine, loaded)
 
 
 @pytest.mark.parametrize("reads", range(8))

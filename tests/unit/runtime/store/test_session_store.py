@@ -244,6 +244,15 @@ def test_what_was_set_aside_goes_at_the_start_if_it_is_too_much(tmp_path: Path) 
     assert log.path.with_suffix(".state").exists()
 
 
+def test_a_session_that_is_removed_leaves_nothing(tmp_path: Path) -> None:
+    kept = Kept(tmp_path, fake_machine())
+    session = kept.machine.open()
+    session.prefill(tokens(50))
+    kept.store.remove(kept.save(session))
+    assert [path.name for path in tmp_path.iterdir()] == ["lock"]
+    assert kept.store.scan() == []
+
+
 def test_what_was_set_aside_makes_room_before_any_state(tmp_path: Path) -> None:
     kept = Kept(tmp_path, fake_machine())
     sessions = [kept.machine.open(name) for name in ("a", "b")]
