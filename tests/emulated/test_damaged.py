@@ -105,7 +105,7 @@ def test_an_argument_dropped_from_a_launch(built: Build, target: str, tmp_path: 
     fails(["verify", "--json", folder], 4, LAUNCHES_NAME, name)
 
 
-@pytest.mark.parametrize("target", [*TARGETS, ROCM])
+@pytest.mark.parametrize("target", [*TARGETS, more(ROCM)])
 def test_an_argument_dropped_from_the_plan(built: Build, target: str, tmp_path: Path) -> None:
     """From the function and all its launches: the plan agrees with itself, not with the kernel."""
     source = built("tiny-8", target=target).artifact

@@ -16,8 +16,8 @@ from ds4c_runtime.local import LocalModel, open_local
 
 pytestmark = pytest.mark.slow
 
-SHORT = (("tiny-8", CUDA), ("tiny-delta", CUDA), ("tiny-128", METAL), ("demo", METAL))
-LONG = (("tiny-8", METAL), ("tiny-delta", METAL), ("tiny-128", CUDA), ("demo", CUDA))
+SHORT = (("tiny-8", CUDA), ("tiny-delta", METAL), ("tiny-128", METAL))
+LONG = (("tiny-8", METAL), ("tiny-delta", CUDA), ("tiny-128", CUDA), ("demo", CUDA), ("demo", METAL))
 every_model = pytest.mark.parametrize(("name", "target"), [*SHORT, *(more(*each) for each in LONG)])
 
 KEPT = ((CUDA, CopyMode.DEVICE), (CUDA, CopyMode.HOST_ASYNC))

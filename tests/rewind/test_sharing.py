@@ -28,6 +28,7 @@ from port import (
     poison_sessions,
 )
 from rewind_reference import Config, state_bytes
+from sizes import more
 
 from ds4c_runtime.manifest import Manifest
 from ds4c_runtime.reports import RewindKind
@@ -95,7 +96,7 @@ def compiled_kit(model: Machine[Any], config: Config) -> Kit:
     return Kit(model.manifest, partial(machine_like, model), live_digest, config.vocab_size)
 
 
-@pytest.fixture(scope="module", params=["fake", "tiny-8"])
+@pytest.fixture(scope="module", params=["fake", more("tiny-8")])
 def kit(request: pytest.FixtureRequest, built: Build) -> Kit:
     if request.param == "fake":
         return fake_kit()

@@ -315,7 +315,7 @@ class Compiled:
         return len(cases)
 
 
-COMPILED = ["tiny-128", "tiny-8", "tiny-delta"]
+COMPILED = ["tiny-128", more("tiny-8"), "tiny-delta"]
 
 
 @pytest.fixture(scope="module", params=COMPILED)
@@ -354,7 +354,6 @@ def test_snapshots_inside_a_step_on_compiled_kernels(compiled: Compiled) -> None
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("compiled", ["tiny-128", more("tiny-8"), "tiny-delta"], indirect=True)
 def test_every_transaction_on_compiled_kernels(compiled: Compiled) -> None:
     assert compiled.run(ALL, lap=128, follow=5) == 3456
 

@@ -73,7 +73,7 @@ def test_workers_begin_with_heavy_files_and_send_what_tests_cost(tmp_path: Path)
     run = subprocess.run(
         command,
         cwd=tmp_path,
-        env={**os.environ, "PYTHONPATH": path},
+        env={**os.environ, "PYTEST_ADDOPTS": "", "PYTHONPATH": path},
         capture_output=True,
         text=True,
         check=False,
@@ -145,6 +145,7 @@ def test_a_run_that_is_cut_passes_and_says_so(tmp_path: Path) -> None:
     (tmp_path / "test_a.py").write_text("import time\ndef test_1(): time.sleep(1.5)\ndef test_2(): 1 / 0\n")
     environment = {
         **os.environ,
+        "PYTEST_ADDOPTS": "",
         "PYTHONPATH": str(ROOT / "tests"),
         time_limit.VARIABLE: str(time.time() + 1e9),
     }
@@ -169,14 +170,14 @@ def test_a_run_that_is_cut_passes_and_says_so(tmp_path: Path) -> None:
 @pytest.mark.skipif(sys.platform != "linux", reason="only Linux gives orphans to another parent")
 def test_orphans_are_counted_too() -> None:
     """A grandchild whose parent does not wait for it, and one that outlives all."""
-    burn = f'{sys.executable} -c "{BURN.format(2)}"'
+    burn = f'{sys.executable} -c "{BURN.format(1)}"'
     script = f"({burn} &) ; {burn}; sleep 60 >/dev/null 2>&1 & exit 3"
     command = [sys.executable, str(MEASURED), "it", "--budget", "1", "--", "sh", "-c", script]
     run = subprocess.run(command, capture_output=True, text=True, check=False)
     assert run.returncode == 3
     found = re.search(r"it: (\d+) CPU-seconds of all its processes", run.stdout)
     assert found is not None
-    assert int(found[1]) >= 2 * 2, run.stdout
+    assert int(found[1]) >= 2 * 1, run.stdout
     assert "budget 1 CPU-seconds: EXCEEDED" in run.stdout
     assert "outlived its command and was ended" in run.stderr
     assert "sleep 60" in run.stderr

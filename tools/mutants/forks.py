@@ -219,6 +219,7 @@ def _pytest(job: Job, tree: Tree) -> int:
     os.environ.update(
         PYTHONPATH=os.pathsep.join(tree.path),
         CI="1",
+        PYTEST_ADDOPTS="",
         PYTEST_DISABLE_PLUGIN_AUTOLOAD="1",
         OMP_NUM_THREADS="1",
         DS4C_TEST_CACHE=str(tree.cache),
