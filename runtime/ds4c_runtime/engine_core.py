@@ -34,6 +34,8 @@ from ds4c_runtime.transport import CopyMode
 from ds4c_runtime.worker import Body, Task, Worker
 
 T = TypeVar("T")
+DIGEST_DIGITS = 64
+"""Of a digest of a history, which is a sha256 in hex."""
 
 
 @dataclass(frozen=True)
@@ -254,11 +256,18 @@ def check_expected(info: SessionInfo, position: int | None, digest: str) -> None
     ):
         if expected is not None and expected != got:
             raise StaleContinuationError(
-                f"session {info.session_id!r} has moved: expected {what} {expected}, got {got}; "
+                f"session {info.session_id!r} has moved: expected {what} {_shown(expected)}, got {got}; "
                 "read it again, then rewind or fork",
                 position=info.position,
                 digest=info.digest,
             )
+
+
+def _shown(value: int | str) -> str:
+    """A position, or whatever a caller has sent as a digest: in one line, and not longer than a digest."""
+    if isinstance(value, int):
+        return str(value)
+    return repr(value) if len(value) <= DIGEST_DIGITS else f"{value[:DIGEST_DIGITS]!r}..."
 
 
 def check_one_target(to: int | None, drop: int | None, to_snapshot: str | None) -> None:

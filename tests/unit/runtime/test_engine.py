@@ -195,6 +195,11 @@ def test_request_refusals_leave_the_session_free(engine: Engine) -> None:
         engine.generate(ids_only(session_id="s", expected_position=3))
     assert (stale.value.position, stale.value.digest) == (50, now.digest)
     assert stale.value.metadata == {"position": "50", "digest": now.digest}
+    for sent in ("a\nb", "\x1b[31m", "a\n" * 1_000_000):  # what a caller sends is no line of ours
+        with pytest.raises(StaleContinuationError) as stale:
+            engine.run(ids_only(session_id="s", tokens=(1,), expected_digest=sent))
+        assert str(stale.value).isprintable()
+        assert len(str(stale.value)) < 400
     fits = ids_only(session_id="s", tokens=(1,), expected_position=50, expected_digest=now.digest)
     assert engine.run(fits).finished.reason is FinishReason.CONTEXT_FULL
     with pytest.raises(InvalidRequestError):
