@@ -212,6 +212,7 @@ def test_a_compiler_that_is_killed(checkpoint: Path, tmp_path: Path) -> None:
     assert entries(tmp_path / "tmp") == []
 
 
+@pytest.mark.slow  # imports the compiler
 def test_no_linker(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a program without a kernel, so that nothing is compiled before."""
     program = program_to_json(Program({}, ()))

@@ -241,6 +241,7 @@ def run_tool(root: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=120)
 
 
+@pytest.mark.slow
 def test_a_survivor_is_reported(planted: Path) -> None:
     done = run_tool(planted)
     assert done.returncode == 1, done.stderr
@@ -252,12 +253,14 @@ def test_a_survivor_is_reported(planted: Path) -> None:
     assert (planted / "lib" / "half.py").read_text().count("n // 2") == 1
 
 
+@pytest.mark.slow
 def test_all_found_is_success(planted: Path) -> None:
     done = run_tool(planted, "--only", "A,D")
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "2 mutants: 1 killed, 0 survived, 1 equivalent"
 
 
+@pytest.mark.slow
 def test_tests_that_fail_without_a_mutant_say_nothing(planted: Path) -> None:
     (planted / "tests" / "test_half.py").write_text("def test_half():\n    assert False\n")
     done = run_tool(planted)
